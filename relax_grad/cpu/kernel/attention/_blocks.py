@@ -13,7 +13,8 @@ from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from ..language.extents import LINE
-from ..language.halves import Half
+from ..language.halves import Half, Tensor
+from ..language.statements import Emit
 from ..matmul.tile import multiply_add, rows_up_to
 from ._sizes import Attention, Head
 from ._spans import Span
@@ -109,7 +110,9 @@ class Blocks:
         """Return a number of features, rounded to whole vectors."""
         return self._tiles.padded(features)
 
-    def each_query_block(self, start, emit: Callable, part=None, parts: int = 1) -> None:
+    def each_query_block(
+        self, start: Extent, emit: Emit, part: Extent | None = None, parts: int = 1
+    ) -> None:
         """Emit ``emit(first, rows, span)`` for each block of queries that attends to a block of
         keys, or for all of them if one block has all keys.
 
@@ -128,7 +131,7 @@ class Blocks:
             rows = bind(tirx.min(const(self.rows), of.queries - first))
             emit(first, rows, Span(self, first, rows, start))
 
-    def each_key_block(self, first, rows, emit: Callable) -> None:
+    def each_key_block(self, first: Extent, rows: Extent, emit: Emit) -> None:
         """Emit ``emit(span)`` for each block of keys that a block of queries attends to, or for the
         block that has all keys."""
         of = self.of
@@ -177,7 +180,7 @@ class Blocks:
             )
         return Panels(panels)
 
-    def queries_of(self, source: tuple, rows, features: int) -> tuple:
+    def queries_of(self, source: tuple, rows: Extent, features: int) -> tuple:
         """Return the rows of a block of queries as the first factor of :meth:`scores`.
 
         ``source`` and the result are a buffer, the offset of the first row, and the stride of the
@@ -196,7 +199,15 @@ class Blocks:
         rows = self.rows_of(source, extent, features, loop)
         return rows, rows
 
-    def _pack_columns(self, source: tuple, extent: Extent, features: int, loop, scale, panels):
+    def _pack_columns(
+        self,
+        source: tuple,
+        extent: Extent,
+        features: int,
+        loop: Callable,
+        scale: float | None,
+        panels: tirx.Buffer,
+    ) -> None:
         """Emit the copy of :meth:`pack_panels` from features of rows that are next to each
         other.
 
@@ -215,7 +226,7 @@ class Blocks:
                     value = value if scale is None else value * vectors.splat(scale)
                     vectors.store(panels, to + v * lanes, value)
 
-    def _left(self, extent: Extent, row) -> Extent | None:
+    def _left(self, extent: Extent, row: Extent) -> Extent | None:
         """Return the number of rows of a vector from a row on; None if it is always whole."""
         if isinstance(extent, int) and extent % self.width == 0:
             return None
@@ -255,7 +266,9 @@ class Blocks:
             for line in range(0, features, LINE) if self._ahead else ():
                 b.prefetch(buffer, base + self._ahead * step + line, level=1)
 
-            def part(k, number, base=base, to=to) -> None:
+            def part(
+                k: Extent, number: Extent | None, base: Extent = base, to: Extent = to
+            ) -> None:
                 vectors.store(target, to + k, vectors.load(buffer, base + k, number))
 
             vectors.each(features, part)
@@ -296,7 +309,9 @@ class Blocks:
         with loop(0, extent) as row:
             base, to = bind(first + row * pitch), bind(start + row * step)
 
-            def part(k, number, base=base, to=to) -> None:
+            def part(
+                k: Extent, number: Extent | None, base: Extent = base, to: Extent = to
+            ) -> None:
                 vectors.store(buffer, to + k, vectors.load(own, base + k), number)
 
             vectors.each(features, part)
@@ -304,20 +319,28 @@ class Blocks:
     # Products
 
     @staticmethod
-    def multiply(total, a, b):
+    def multiply(total: tirx.PrimExpr, a: Extent, b: Extent, /) -> tirx.PrimExpr:
         """Return a sum with the product of vectors added."""
         return total + a * b
 
-    def weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+    def weights_of(self, scores: tirx.Buffer, rows: Extent, span: Span) -> tirx.Buffer:
         """Return the weights of a block as the first factor of :meth:`accumulate`; their buffer may
         be overwritten."""
         return scores
 
-    def transposed_weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+    def transposed_weights_of(self, scores: tirx.Buffer, rows: Extent, span: Span) -> tirx.Buffer:
         """Return the weights of a block as the first factor of :meth:`accumulate_transposed`."""
         return scores
 
-    def scores(self, left: tuple, panels: Panels, features: int, scores, rows, span: Span) -> None:
+    def scores(
+        self,
+        left: tuple,
+        panels: Panels,
+        features: int,
+        scores: tirx.Buffer,
+        rows: Extent,
+        span: Span,
+    ) -> None:
         """Emit the products of rows of features and panels of keys, in tiles with a query that
         attends to a key.
 
@@ -329,7 +352,7 @@ class Blocks:
         depth = ceil_div(features, self.step)
         size = depth * self.width
 
-        def finish(total, _):
+        def finish(total: tirx.PrimExpr, _: int) -> tirx.PrimExpr:
             return total if scale is None else total * vectors.splat(scale)
 
         first = bind(span.start // self.width)
@@ -353,14 +376,18 @@ class Blocks:
                     finish=finish,
                 )
 
-    def add_bias(self, bias, head: Head, scores, rows, span: Span) -> None:
+    def add_bias(
+        self, bias: Tensor, head: Head, scores: tirx.Buffer, rows: Extent, span: Span
+    ) -> None:
         """Emit the addition of the bias to the scores of a block that exist."""
         vectors, of = self.vectors, self.of
         with b.serial(0, rows) as row:
             start = bind(of.bias_start(head.batch, head.number, span.query(row)))
             to = bind(row * self.pitch)
 
-            def part(k, number, start=start, to=to) -> None:
+            def part(
+                k: Extent, number: Extent | None, start: Extent = start, to: Extent = to
+            ) -> None:
                 if of.shares_bias:
                     value = vectors.splat(bias[start])
                 else:
@@ -374,8 +401,8 @@ class Blocks:
         total: tuple,
         values: tuple,
         features: int,
-        weights,
-        rows,
+        weights: tirx.Buffer,
+        rows: Extent,
         span: Span,
         *,
         add: bool = True,
@@ -391,14 +418,14 @@ class Blocks:
         (buffer, start, step), (source, origin, pitch) = total, values
         lanes = self.vectors.lanes
 
-        def tile(row, column: int, wide: int) -> None:
+        def tile(row: Extent, column: int, wide: int) -> None:
             queries = self._queries_in_tile(row, rows)
             base = bind(origin + span.start // self.step * pitch + column)
             sources = [bind((row + i) * self.pitch) for i in queries]
             targets = [bind(start + (row + i) * step + column) for i in queries]
             left = [None if add else features - column - v * lanes for v in range(wide)]
 
-            def finish(total, i):
+            def finish(total: tirx.PrimExpr, i: int) -> tirx.PrimExpr:
                 share = None if shares is None else self.vectors.splat(shares[row + queries[i]])
                 return total if share is None else total * share
 
@@ -416,14 +443,14 @@ class Blocks:
 
         self._each_tile(rows, self.tile_rows, features, tile)
 
-    def _queries_in_tile(self, row, rows) -> list:
+    def _queries_in_tile(self, row: Extent, rows: Extent) -> list:
         """Return the offsets of the rows of a tile from its first one, in a block of queries."""
         number = self.of.queries
         if isinstance(number, int) and number % self.tile_rows == 0:
             return list(map(const, range(self.tile_rows)))
         return rows_up_to(row, self.tile_rows, rows)
 
-    def _keys_in_tile(self, key, span: Span) -> list:
+    def _keys_in_tile(self, key: Extent, span: Span) -> list:
         """Return the offsets of the rows of a tile from its first one, in a block of keys."""
         of = self.of
         if of.has_few_keys and of.causal_mask is None and of.keys % self.key_rows == 0:
@@ -435,8 +462,8 @@ class Blocks:
         total: tuple,
         left: tuple,
         features: int,
-        weights,
-        rows,
+        weights: tirx.Buffer,
+        rows: Extent,
         span: Span,
         *,
         add: bool = True,
@@ -451,7 +478,7 @@ class Blocks:
         (target, origin, step), (buffer, start, pitch) = total, left
         lanes = self.vectors.lanes
 
-        def tile(key, column: int, wide: int) -> None:
+        def tile(key: Extent, column: int, wide: int) -> None:
             keys = self._keys_in_tile(key, span)
             row = bind(span.first_row(key) // self.step)
             source = bind(row * self.pitch + key)
@@ -470,13 +497,15 @@ class Blocks:
 
         self._each_tile(span.size, self.key_rows, features, tile)
 
-    def _each_tile(self, rows, height: int, features: int, tile: Callable) -> None:
+    def _each_tile(self, rows: Extent, height: int, features: int, tile: Callable) -> None:
         """Emit ``tile(row, column, vectors)`` for each tile of rows of features."""
         for column, wide in self._tiles.columns_of(features):
             with b.serial(0, bind(ceil_div(rows, height))) as strip:
                 tile(bind(strip * height), column, wide)
 
-    def only_between(self, vector, start, low, high):
+    def only_between(
+        self, vector: tirx.PrimExpr, start: Extent, low: Extent | None, high: Extent
+    ) -> tirx.PrimExpr:
         """Return a vector with minus infinity in the lanes of keys outside limits, given the key of
         the first lane."""
         lanes = self.vectors.lanes

@@ -65,7 +65,14 @@ class Dropout:
         """Return a buffer for the factors of a row of a block."""
         return b.scratch(self.blocks.columns + 2 * _PER_ROW)
 
-    def fill(self, target: tirx.Buffer, head: Head, query, span: Span, panels) -> tirx.PrimExpr:
+    def fill(
+        self,
+        target: tirx.Buffer,
+        head: Head,
+        query: tirx.PrimExpr,
+        span: Span,
+        panels: tirx.PrimExpr,
+    ) -> tirx.PrimExpr:
         """Emit the factors of a query and the first panels of a block of keys.
 
         Returns
@@ -96,7 +103,7 @@ class Dropout:
                 floats.store(target, i * _PER_ROW + word * LANES, factor)
         return start
 
-    def _row(self, head: Head, query):
+    def _row(self, head: Head, query: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the number of a query among the queries of all heads, of uint64."""
         of = self.of
         if of.is_part:
@@ -111,6 +118,6 @@ def _number(value: int) -> tirx.PrimExpr:
     return tirx.const(value, "uint64")
 
 
-def _wide(value) -> tirx.PrimExpr:
+def _wide(value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return an integer that is not negative as uint64."""
     return tirx.Cast("uint64", value)

@@ -31,7 +31,7 @@ class Heads:
         # A thread gets whole heads only if all get about as many.
         self.is_few = isinstance(heads, int) and heads % cpu.cores != 0 and heads < 4 * cpu.cores
 
-    def prefetch(self, index, tensors: Sequence[tuple[str, tirx.Buffer]]) -> None:
+    def prefetch(self, index: tirx.PrimExpr, tensors: Sequence[tuple[str, tirx.Buffer]]) -> None:
         """Emit prefetches of the rows of the head of keys after an index, if they are at most a
         page, beyond which the processor does not prefetch, and come from a distant cache.
 

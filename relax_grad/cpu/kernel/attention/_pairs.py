@@ -16,6 +16,7 @@ from ...target import CPU
 from ..language import amx
 from ..language import builder as b
 from ..language.builder import Extent, as_expr, bind, ceil_div, const
+from ..language.halves import Half, Tensor
 from ..matmul.pairs import (
     add_products,
     imported,
@@ -33,7 +34,7 @@ from ._spans import Span
 
 
 @contextmanager
-def blocks_for(of: Attention, cpu: CPU, *factors) -> Iterator[Blocks]:
+def blocks_for(of: Attention, cpu: CPU, *factors: Tensor) -> Iterator[Blocks]:
     """Return a frame of statements, and the blocks for them: of tiles or of pairs, if all factors
     are bfloat16 and the CPU multiplies them, or else of elements."""
     if amx.takes_tiles(cpu, *factors):
@@ -61,7 +62,7 @@ class BlocksOfPairs(Blocks):
         """Return the pairs of some elements, with those that are padding."""
         return ceil_div(ceil_div(elements, self.step), self.whole) * self.whole
 
-    def _clear_rows(self, target, start, rows: tuple, width: Extent) -> None:
+    def _clear_rows(self, target: Tensor, start: tirx.PrimExpr, rows: tuple, width: Extent) -> None:
         """Emit zeros in rows that are padding, from the first one to before the last one."""
         first, last = rows
         if self.whole > 1:
@@ -90,7 +91,13 @@ class BlocksOfPairs(Blocks):
             first = bind(j * width + v * lanes)
             left = None if is_whole else bind(extent - first)
 
-            def row_of(row: int, k, number, first=first, left=left):
+            def row_of(
+                row: int,
+                k: tirx.PrimExpr,
+                number: int,
+                first: tirx.PrimExpr = first,
+                left: tirx.PrimExpr = left,
+            ) -> tirx.PrimExpr:
                 exists = None if left is None else left > row
                 place = buffer, bind(start + (first + row) * step)
                 return pairs_along(place, k, features, number, exists)
@@ -101,7 +108,15 @@ class BlocksOfPairs(Blocks):
                 self._clear_rows(panels, j * (depth * width), (pairs, depth), width)
         return Panels(panels, scale)  # the products of bfloat16 would be less accurate with it
 
-    def _pack_columns(self, source: tuple, extent: Extent, features: int, loop, scale, panels):
+    def _pack_columns(
+        self,
+        source: tuple,
+        extent: Extent,
+        features: int,
+        loop: Callable,
+        scale: float | None,
+        panels: tirx.Buffer,
+    ) -> None:
         lanes, width = self.vectors.lanes, self.width
         pairs, depth = ceil_div(features, self.step), self.depth_of(features)
         buffer, start, across = source
@@ -117,7 +132,7 @@ class BlocksOfPairs(Blocks):
                     self.vectors.store(panels, to + at, pairs_across(rows, k, features, number))
             self._clear_rows(panels, j * (depth * width), (pairs, depth), width)
 
-    def queries_of(self, source: tuple, rows, features: int) -> tuple:
+    def queries_of(self, source: tuple, rows: tirx.PrimExpr, features: int) -> tuple:
         return self._copied(source, rows, self.rows, features, b.serial)
 
     def factors_of(
@@ -126,7 +141,9 @@ class BlocksOfPairs(Blocks):
         along = self._copied(source, extent, extent, features, loop)
         return along, self.rows_of(source, extent, features, loop)
 
-    def _copied(self, source: tuple, rows, most: Extent, features: int, loop: Callable) -> tuple:
+    def _copied(
+        self, source: tuple, rows: tirx.PrimExpr, most: Extent, features: int, loop: Callable
+    ) -> tuple:
         """Emit a copy of rows, of which there are at most ``most``, as pairs of features."""
         buffer, start, step = source
         pairs = ceil_div(features, self.step)
@@ -135,7 +152,12 @@ class BlocksOfPairs(Blocks):
         with loop(0, rows) as row:
             place, to = (buffer, bind(start + row * step)), bind(row * pitch)
 
-            def part(k, number, place=place, to=to) -> None:
+            def part(
+                k: tirx.PrimExpr,
+                number: int,
+                place: tuple[Half, tirx.PrimExpr] = place,
+                to: tirx.PrimExpr = to,
+            ) -> None:
                 self.vectors.store(target, to + k, pairs_along(place, k, features, number))
 
             self.vectors.each(pairs, part)
@@ -154,7 +176,9 @@ class BlocksOfPairs(Blocks):
             with loop(0, pitch // self.vectors.lanes) as j:
                 first = bind(j * self.vectors.lanes)
 
-                def neighbours(i: int, k, number, first=first):
+                def neighbours(
+                    i: int, k: tirx.PrimExpr, number: Extent | None, first: tirx.PrimExpr = first
+                ) -> tirx.PrimExpr:
                     place = buffer, bind(start + (first + i) * across[0])
                     exists = None if features == pitch else first + i < features
                     return pairs_along(place, k, extent, number, exists)
@@ -164,7 +188,12 @@ class BlocksOfPairs(Blocks):
         with loop(0, pairs) as k:
             to = bind(k * pitch)
 
-            def part(column, number, k=k, to=to) -> None:
+            def part(
+                column: tirx.PrimExpr,
+                number: Extent | None,
+                k: tirx.PrimExpr = k,
+                to: tirx.PrimExpr = to,
+            ) -> None:
                 rows = buffer, start + column, step
                 self.vectors.store(target, to + column, pairs_across(rows, k, extent, number))
 
@@ -173,7 +202,7 @@ class BlocksOfPairs(Blocks):
 
     # Weights
 
-    def weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+    def weights_of(self, scores: tirx.Buffer, rows: tirx.PrimExpr, span: Span) -> tirx.Buffer:
         """Return the buffer of the scores, whose rows now begin with the weights as pairs of
         keys."""
         vectors, lanes = self.vectors, self.vectors.lanes
@@ -187,7 +216,9 @@ class BlocksOfPairs(Blocks):
                 vectors.store(scores, base + j * (self.width // 2), rounded_in_order(low, high))
         return scores
 
-    def transposed_weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+    def transposed_weights_of(
+        self, scores: tirx.Buffer, rows: tirx.PrimExpr, span: Span
+    ) -> tirx.Buffer:
         """Return a copy of the weights as rows of pairs of queries."""
         vectors = self.vectors
         target = b.scratch(ceil_div(self.rows, self.step) * self.pitch)
@@ -237,7 +268,15 @@ class BlocksOfTiles(BlocksOfPairs):
             for v in range(wide):
                 finish(i, v, bind(self.vectors.load(sums, i * amx.COLUMNS + v * lanes)))
 
-    def scores(self, left: tuple, panels: Panels, features: int, scores, rows, span: Span) -> None:
+    def scores(
+        self,
+        left: tuple,
+        panels: Panels,
+        features: int,
+        scores: tirx.Buffer,
+        rows: tirx.PrimExpr,
+        span: Span,
+    ) -> None:
         (buffer, start, pitch), (source, scale), vectors = left, panels, self.vectors
         depth = self.depth_of(features)
         size = depth * self.width
@@ -249,7 +288,9 @@ class BlocksOfTiles(BlocksOfPairs):
                 number = bind(tirx.min(const(self.tile_rows), rows - row))
                 to = bind(row * self.pitch + j * self.width)
 
-                def finish(i, v: int, total, to=to) -> None:
+                def finish(
+                    i: tirx.PrimExpr, v: int, total: tirx.PrimExpr, to: tirx.PrimExpr = to
+                ) -> None:
                     value = total if scale is None else total * vectors.splat(scale)
                     vectors.store(scores, to + i * self.pitch + v * vectors.lanes, value)
 
@@ -261,7 +302,7 @@ class BlocksOfTiles(BlocksOfPairs):
                     finish,
                 )
 
-    def weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+    def weights_of(self, scores: tirx.Buffer, rows: tirx.PrimExpr, span: Span) -> tirx.Buffer:
         super().weights_of(scores, rows, span)
         # A tile reads all keys of a step: the weights of those that do not exist may be anything.
         vectors, lanes = self.vectors, self.vectors.lanes
@@ -274,7 +315,9 @@ class BlocksOfTiles(BlocksOfPairs):
                 vectors.store(scores, at, vectors.load(scores, at, left))
         return scores
 
-    def transposed_weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+    def transposed_weights_of(
+        self, scores: tirx.Buffer, rows: tirx.PrimExpr, span: Span
+    ) -> tirx.Buffer:
         """Return a copy of the weights as rows of keys, with pairs of queries."""
         vectors, lanes = self.vectors, self.vectors.lanes
         pitch = self._query_pitch
@@ -306,8 +349,8 @@ class BlocksOfTiles(BlocksOfPairs):
         total: tuple,
         values: tuple,
         features: int,
-        weights,
-        rows,
+        weights: tirx.Buffer,
+        rows: tirx.PrimExpr,
         span: Span,
         *,
         add: bool = True,
@@ -316,12 +359,12 @@ class BlocksOfTiles(BlocksOfPairs):
         (buffer, start, step), (source, origin, pitch) = total, values
         vectors, lanes = self.vectors, self.vectors.lanes
 
-        def tile(row, column: int, wide: int) -> None:
+        def tile(row: tirx.PrimExpr, column: int, wide: int) -> None:
             number = bind(tirx.min(const(self.tile_rows), rows - row))
             to = bind(start + row * step + column)
             left = [None if add else features - column - v * lanes for v in range(wide)]
 
-            def finish(i, v: int, value) -> None:
+            def finish(i: tirx.PrimExpr, v: int, value: tirx.PrimExpr) -> None:
                 at = bind(to + i * step + v * lanes)
                 if shares is not None:
                     value = value * vectors.splat(shares[row + i])
@@ -344,8 +387,8 @@ class BlocksOfTiles(BlocksOfPairs):
         total: tuple,
         left: tuple,
         features: int,
-        weights,
-        rows,
+        weights: tirx.Buffer,
+        rows: tirx.PrimExpr,
         span: Span,
         *,
         add: bool = True,
@@ -353,14 +396,14 @@ class BlocksOfTiles(BlocksOfPairs):
         (target, origin, step), (buffer, start, pitch) = total, left
         vectors, lanes = self.vectors, self.vectors.lanes
 
-        def tile(key, column: int, wide: int) -> None:
+        def tile(key: tirx.PrimExpr, column: int, wide: int) -> None:
             number = bind(tirx.min(const(self.key_rows), span.size - key))
             block = bind(span.first_row(key) // (self.step * amx.STEPS))
             blocks = bind(ceil_div(rows, self.step * amx.STEPS))
             pair = bind(block * amx.STEPS)
             to = bind(origin + (span.start + key) * step + column)
 
-            def finish(i, v: int, value) -> None:
+            def finish(i: tirx.PrimExpr, v: int, value: tirx.PrimExpr) -> None:
                 at = bind(to + i * step + v * lanes)
                 if add:
                     value = value + vectors.load(target, at)
@@ -376,7 +419,7 @@ class BlocksOfTiles(BlocksOfPairs):
 
         self._each_tile(span.size, self.key_rows, features, tile)
 
-    def _each_tile(self, rows, height: int, features: int, tile: Callable) -> None:
+    def _each_tile(self, rows: tirx.PrimExpr, height: int, features: int, tile: Callable) -> None:
         vectors = ceil_div(features, self.vectors.lanes)
         for column in range(0, vectors, 2):
             with b.serial(0, bind(ceil_div(rows, height))) as strip:

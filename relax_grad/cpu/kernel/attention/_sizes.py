@@ -84,7 +84,7 @@ class Attention:
         return self.heads // self.key_heads
 
     @property
-    def offset(self):
+    def offset(self) -> int:
         """The number of keys after the query's position that a query attends to under a causal
         mask."""
         if self.causal_mask != "BottomRight":
@@ -92,13 +92,13 @@ class Attention:
         difference = self.queries - self.keys
         return abs(difference) if isinstance(difference, int) else tirx.abs(difference)
 
-    def end_of(self, query):
+    def end_of(self, query: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the end of the keys that a query attends to."""
         if self.causal_mask is None:
             return as_expr(self.keys)
         return tirx.min(as_expr(self.keys), query + (self.offset + 1))
 
-    def start_of(self, query):
+    def start_of(self, query: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the first key that a query attends to; it may be beyond the end."""
         if self.window_size is None:
             return const(0)
@@ -109,8 +109,11 @@ class Attention:
         """Whether the bias of a query is one number for all keys."""
         return self.bias is not None and isinstance(self.bias[3], int) and self.bias[3] == 1
 
-    def bias_start(self, batch, head, query):
+    def bias_start(
+        self, batch: tirx.PrimExpr, head: tirx.PrimExpr, query: tirx.PrimExpr
+    ) -> tirx.PrimExpr:
         """Return the offset of the bias of a query."""
+        assert self.bias is not None
         n, heads, queries, keys = self.bias
         index = const(0)
         for position, extent in ((batch, n), (head, heads), (query, queries)):
@@ -128,7 +131,7 @@ class Head:
     key_head: tirx.PrimExpr
     number: tirx.PrimExpr | None = None
 
-    def start(self, name: str, position=0):
+    def start(self, name: str, position: Extent = 0) -> tirx.PrimExpr:
         """Return the offset of a position in a tensor, by the name of the parameter."""
         positions, heads, features = self._sizes(name)
         head = self.key_head if _is_of_keys(name) else self.number
@@ -170,7 +173,7 @@ class Head:
             return of.keys, of.key_heads, features
         return of.queries, of.heads, features
 
-    def row_start(self, query):
+    def row_start(self, query: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the offset of a query in a tensor ``(batch, heads, queries)``."""
         return (self.batch * self.of.heads + self.number) * self.of.queries + query
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from tvm import tirx
 
 from ..language.builder import bind, ceil_div, const
+from ..language.extents import Extent
 from ._sizes import Attention
 
 
@@ -30,31 +31,33 @@ class Span:
         The number of keys that any of the queries attends to, counted from the first one.
     """
 
-    def __init__(self, blocks: Sizes, first, rows, start):
+    def __init__(
+        self, blocks: Sizes, first: tirx.PrimExpr, rows: tirx.PrimExpr, start: tirx.PrimExpr
+    ):
         self._of, self._blocks, self._first, self._rows = blocks.of, blocks, first, rows
         self.start = start
         end = self._of.end_of(first + rows - 1)
         # The last queries of all may end before the first key.
         self.size = bind(tirx.max(const(0), tirx.min(const(blocks.columns), end - start)))
 
-    def is_whole(self, rows):
+    def is_whole(self, rows: tirx.PrimExpr) -> tirx.PrimExpr:
         """Tell whether every query attends to as many keys as a block has."""
         whole = self._of.end_of(self._first) >= self.start + self._blocks.columns
         if self._of.window_size is None:
             return whole
         return tirx.all(whole, self._of.start_of(self._first + rows - 1) <= self.start)
 
-    def query(self, row):
+    def query(self, row: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the query of a row."""
         return self._first + row
 
-    def limits(self, row) -> tuple:
+    def limits(self, row: tirx.PrimExpr) -> tuple:
         """Return the range of the keys of a query within the block."""
         query = self._first + row
         low = self._of.start_of(query) - self.start if self._of.window_size is not None else None
         return low, bind(self._of.end_of(query) - self.start)
 
-    def depth_of(self, row):
+    def depth_of(self, row: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the number of keys, from the first one, that the tile with a row attends to."""
         if self._of.causal_mask is None:
             return self.size
@@ -63,7 +66,7 @@ class Span:
         end = self._of.end_of(self._first + last) - self.start
         return bind(tirx.max(const(0), tirx.min(self.size, end)))
 
-    def extent_of(self, row, is_masked: bool):
+    def extent_of(self, row: tirx.PrimExpr, is_masked: bool) -> Extent:
         """Return the number of keys in the panels of :meth:`panels_of`, without padding."""
         of = self._of
         if not is_masked:
@@ -72,11 +75,11 @@ class Span:
             return of.keys
         return bind(tirx.min(self.size, self.panels_of(row) * self._blocks.width))
 
-    def panels_of(self, row):
+    def panels_of(self, row: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the number of panels of :meth:`depth_of`."""
         return bind(ceil_div(self.depth_of(row), self._blocks.width))
 
-    def first_row(self, key):
+    def first_row(self, key: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the first row whose query attends to a key, counted from the first one; all rows
         if none does."""
         if self._of.causal_mask is None:
@@ -84,7 +87,7 @@ class Span:
         row = self.start + key - self._of.offset - self._first
         return bind(tirx.max(const(0), tirx.min(row, self._rows)))
 
-    def first_strip(self, panel):
+    def first_strip(self, panel: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the first strip of rows that attends to a panel of keys."""
         if self._of.causal_mask is None:
             return const(0)

@@ -17,6 +17,7 @@ from ...target import CPU
 from ..language import builder as b
 from ..language import functions as math
 from ..language.builder import Extent, bind, ceil_div, const
+from ..language.halves import Tensor
 from ..language.row_sums import Sums, add_parts
 from ._blocks import Blocks
 from ._dropout import Dropout, with_generator
@@ -78,7 +79,7 @@ def attention_backward(
     params = with_generator(of, b.floats(names, shapes), 5)
     of, params = with_orders(of, params, exchanged, turned)
 
-    def body(*tensors) -> None:
+    def body(*tensors: Tensor) -> None:
         rest = list(tensors[:-3])
         sums = rest.pop() if takes_sums else None
         bias = rest.pop() if of.bias else None
@@ -166,7 +167,9 @@ class _Backward:
         size = of.keys * sum(map(self.blocks.padded, (of.features, of.value_features)))
         return cores if number >= cores and size * cores <= _MOST_COPIED else 1
 
-    def _head(self, batch, key_head, loop: Callable, is_divided: bool) -> None:
+    def _head(
+        self, batch: tirx.PrimExpr, key_head: tirx.PrimExpr, loop: Callable, is_divided: bool
+    ) -> None:
         """Emit the gradients of a head of keys, and of the queries of all heads that share it."""
         of, blocks = self.of, self.blocks
         head = Head(of, batch, key_head)
@@ -198,7 +201,13 @@ class _Backward:
                 blocks.unpack_rows(total, target, of.keys, features, loop)
 
     def _queries(
-        self, head: Head, number, packed, totals, loop: Callable, is_divided: bool
+        self,
+        head: Head,
+        number: tirx.PrimExpr,
+        packed: tuple,
+        totals: list,
+        loop: Callable,
+        is_divided: bool,
     ) -> None:
         """Emit the gradient of a head of queries, and its addition to the gradients of the keys and
         values.
@@ -224,7 +233,12 @@ class _Backward:
             b.clear(query_grad[0], const(0), size)
         pair = _Pair(self, head, packed, (query, grad, inner), (query_grad, *totals))
 
-        def of_keys(with_queries: bool, loop: Callable, pair: _Pair = pair, part=None) -> None:
+        def of_keys(
+            with_queries: bool,
+            loop: Callable,
+            pair: _Pair = pair,
+            part: tirx.PrimExpr | None = None,
+        ) -> None:
             with loop(0, ceil_div(of.keys, blocks.columns)) as j:
                 blocks.each_query_block(
                     bind(j * blocks.columns),
@@ -266,7 +280,12 @@ class _Backward:
             grad = bind(head.start("output_grad", row))
             output = bind(head.start("output", row))
 
-            def term(offset, number, grad=grad, output=output) -> list:
+            def term(
+                offset: tirx.PrimExpr,
+                number: Extent | None,
+                grad: tirx.PrimExpr = grad,
+                output: tirx.PrimExpr = output,
+            ) -> list:
                 return [
                     vectors.load(self.output_grad, grad + offset, number)
                     * vectors.load(self.output, output + offset, number)
@@ -303,7 +322,7 @@ class _Backward:
 class _Pair:
     """The gradients of a block of queries and a block of keys."""
 
-    def __init__(self, backward: _Backward, head: Head, packed, rows: tuple, totals: tuple):
+    def __init__(self, backward: _Backward, head: Head, packed: tuple, rows: tuple, totals: tuple):
         self._of, self._blocks, self._head = backward.of, backward.blocks, head
         self._bias, self._sums, self._dropout = backward.bias, backward.sums, backward.dropout
         self._keys, self._values, self._key_rows = packed
@@ -311,7 +330,14 @@ class _Pair:
         self._query_grad, self._key_grad, self._value_grad = totals
         self._has_weights, self._adds = backward.has_weights, backward.adds
 
-    def emit(self, first, rows, span: Span, with_keys: bool, with_queries: bool) -> None:
+    def emit(
+        self,
+        first: tirx.PrimExpr,
+        rows: tirx.PrimExpr,
+        span: Span,
+        with_keys: bool,
+        with_queries: bool,
+    ) -> None:
         """Emit the additions to the gradients: of keys and values, of queries, or of all."""
         of, blocks = self._of, self._blocks
         features, value_features = of.features, of.value_features
@@ -352,7 +378,16 @@ class _Pair:
                 query_grad, self._key_rows, features, factor, rows, span, add=not of.has_few_keys
             )
 
-    def _row(self, first, row, weights, grads, factors, span: Span, is_masked: bool) -> None:
+    def _row(
+        self,
+        first: tirx.PrimExpr,
+        row: tirx.PrimExpr,
+        weights: tirx.Buffer,
+        grads: tirx.Buffer,
+        factors: tirx.Buffer | None,
+        span: Span,
+        is_masked: bool,
+    ) -> None:
         """Emit the weights of a row of scores, and the gradients of the scores."""
         blocks = self._blocks
         vectors, lanes = blocks.vectors, blocks.vectors.lanes
@@ -364,7 +399,7 @@ class _Pair:
             query = bind(first + row)
             start = self._dropout.fill(factors, self._head, query, span, panels)
 
-        def finish(column, weight) -> None:
+        def finish(column: tirx.PrimExpr, weight: tirx.PrimExpr) -> None:
             grad = vectors.load(grads, base + column)
             if factors is None:
                 vectors.store(weights, base + column, weight)
@@ -377,12 +412,12 @@ class _Pair:
         if self._has_weights:
             source, extent = bind(place * self._of.keys), span.extent_of(row, is_masked)
 
-            def weight(k, number):
+            def weight(k: tirx.PrimExpr, number: Extent | None) -> tirx.PrimExpr:
                 return bind(vectors.load(self._sums, source + k, number))
 
             if inner is None:
 
-                def term(k, number) -> list:
+                def term(k: tirx.PrimExpr, number: Extent | None) -> list:
                     grad = vectors.load(grads, base + k)
                     if factors is not None:
                         grad = grad * vectors.load(factors, start + k)

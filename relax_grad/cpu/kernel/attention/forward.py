@@ -16,7 +16,8 @@ from ...target import CPU
 from ..language import builder as b
 from ..language import functions as math
 from ..language.builder import Accumulators, Extent, bind, const
-from ._blocks import LOWEST, Blocks
+from ..language.halves import Tensor
+from ._blocks import LOWEST, Blocks, Panels
 from ._dropout import Dropout, with_generator
 from ._heads import Heads
 from ._pairs import blocks_for
@@ -71,7 +72,7 @@ def attention(
     params = with_generator(of, b.floats(names, shapes), 3)
     of, params = with_orders(of, params, exchanged, turned)
 
-    def body(query, key, value, *others) -> None:
+    def body(query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> None:
         rest = [*others]
         generator = [rest.pop(0), rest.pop(0)] if of.rate is not None else []
         bias = rest.pop(0) if of.bias else None
@@ -154,7 +155,7 @@ class Forward:
             b.store(largest, row, tirx.const(LOWEST, "float32"))
             vectors.store(sums, row * vectors.lanes, vectors.splat(0))
 
-        def key_block(span) -> None:
+        def key_block(span: Span) -> None:
             self._scores(head, query, keys, scores, rows, span)
 
             def weights(is_masked: bool) -> None:
@@ -173,7 +174,16 @@ class Forward:
         with b.serial(0, rows) as row:
             self._finish(head, first, row, total, largest, sums)
 
-    def _of_few_keys(self, head: Head, packed, first, rows, query, scores, factors) -> None:
+    def _of_few_keys(
+        self,
+        head: Head,
+        packed: tuple,
+        first: tirx.PrimExpr,
+        rows: tirx.PrimExpr,
+        query: tuple[tirx.Buffer, tirx.PrimExpr, int],
+        scores: tirx.Buffer,
+        factors: tirx.Buffer | None,
+    ) -> None:
         """Emit the attention of a block of queries where one block has all keys."""
         of, blocks = self.of, self.blocks
         keys, values = packed
@@ -194,13 +204,29 @@ class Forward:
             target, values, of.value_features, factor, rows, span, add=False, shares=shares
         )
 
-    def _scores(self, head: Head, query: tuple, keys, scores, rows, span: Span) -> None:
+    def _scores(
+        self,
+        head: Head,
+        query: tuple,
+        keys: Panels,
+        scores: tirx.Buffer,
+        rows: tirx.PrimExpr,
+        span: Span,
+    ) -> None:
         """Emit the scores of a block, with their bias."""
         self.blocks.scores(query, keys, self.of.features, scores, rows, span)
         if self.bias is not None:
             self.blocks.add_bias(self.bias, head, scores, rows, span)
 
-    def _whole_row(self, head: Head, row, scores, shares, span: Span, is_masked: bool) -> None:
+    def _whole_row(
+        self,
+        head: Head,
+        row: tirx.PrimExpr,
+        scores: tirx.Buffer,
+        shares: tirx.Buffer,
+        span: Span,
+        is_masked: bool,
+    ) -> None:
         """Emit the exponentials of a row of all scores, and one over their sum; also the weights
         for the gradient, if it takes them.
 
@@ -223,13 +249,20 @@ class Forward:
         factor = bind(vectors.splat(share))
         target = bind(head.row_start(span.query(row)) * self.of.keys)
 
-        def part(offset, number) -> None:
+        def part(offset: tirx.PrimExpr, number: Extent | None) -> None:
             weight = vectors.load(scores, base + offset) * factor
             vectors.store(self.sums, target + offset, weight, number)
 
         vectors.each(span.extent_of(row, is_masked), part)
 
-    def _top(self, row, scores, span: Span, panels, is_masked: bool):
+    def _top(
+        self,
+        row: tirx.PrimExpr,
+        scores: tirx.Buffer,
+        span: Span,
+        panels: tirx.PrimExpr,
+        is_masked: bool,
+    ) -> tirx.PrimExpr:
         """Emit minus infinity for the masked scores of a row, and return the largest
         one."""
         vectors, blocks = self.vectors, self.blocks
@@ -255,7 +288,9 @@ class Forward:
             top = tirx.max(top, tops[v])
         return vectors.fold(bind(top), tirx.max)
 
-    def _exponentials(self, base, scores, panels, shift) -> Accumulators:
+    def _exponentials(
+        self, base: tirx.PrimExpr, scores: tirx.Buffer, panels: tirx.PrimExpr, shift: tirx.PrimExpr
+    ) -> Accumulators:
         """Emit the exponentials of scores less a number, and return their sums."""
         vectors, blocks = self.vectors, self.blocks
         wide = blocks.tile_vectors
@@ -270,7 +305,16 @@ class Forward:
                 parts[v] = parts[v] + weight
         return parts
 
-    def _row(self, row, scores, total, largest, sums, span, is_masked: bool) -> None:
+    def _row(
+        self,
+        row: tirx.PrimExpr,
+        scores: tirx.Buffer,
+        total: tirx.Buffer,
+        largest: tirx.Buffer,
+        sums: tirx.Buffer,
+        span: Span,
+        is_masked: bool,
+    ) -> None:
         """Emit the weights of a row of scores, and rescale the running sums."""
         vectors, blocks = self.vectors, self.blocks
         lanes, wide = vectors.lanes, blocks.tile_vectors
@@ -295,12 +339,21 @@ class Forward:
                 at = bind(row * pitch + v * lanes)
                 vectors.store(total, at, vectors.load(total, at) * factor)
 
-    def _share(self, total):
+    def _share(self, total: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return one over the sum of the weights of a row, or 0 for a row without keys."""
         zero, one = (tirx.const(value, "float32") for value in (0.0, 1.0))
         return bind(tirx.Select(tirx.EQ(total, zero), zero, one / total))
 
-    def _drop(self, dropout: Dropout, head, row, scores, factors, span, is_masked: bool) -> None:
+    def _drop(
+        self,
+        dropout: Dropout,
+        head: Head,
+        row: tirx.PrimExpr,
+        scores: tirx.Buffer,
+        factors: tirx.Buffer,
+        span: Span,
+        is_masked: bool,
+    ) -> None:
         """Emit the dropout of a row of weights, after their sum is known."""
         vectors, blocks = self.vectors, self.blocks
         panels = span.panels_of(row) if is_masked else const(blocks.panels)
@@ -311,7 +364,15 @@ class Forward:
             factor = vectors.load(factors, start + at)
             vectors.store(scores, base + at, vectors.load(scores, base + at) * factor)
 
-    def _finish(self, head, first, row, total, largest, sums) -> None:
+    def _finish(
+        self,
+        head: Head,
+        first: tirx.PrimExpr,
+        row: tirx.PrimExpr,
+        total: tirx.Buffer,
+        largest: tirx.Buffer,
+        sums: tirx.Buffer,
+    ) -> None:
         """Emit the division of a row of the result by the sum of its weights."""
         of, vectors, zero = self.of, self.vectors, tirx.const(0.0, "float32")
         total_weight = bind(vectors.sum(bind(vectors.load(sums, row * vectors.lanes))))
@@ -320,7 +381,7 @@ class Forward:
             source = bind(row * self.blocks.padded(of.value_features))
             target = bind(head.start("result", first + row))
 
-            def part(offset, number) -> None:
+            def part(offset: tirx.PrimExpr, number: Extent | None) -> None:
                 value = vectors.load(total, source + offset) * splat
                 vectors.store(self.result, target + offset, value, number)
 

@@ -31,7 +31,7 @@ class Lines:
         offsets = [offset for taps in self.axis.phases for offset in taps.offsets]
         return sorted({offset % self.axis.step for offset in offsets})
 
-    def remainder(self, number):
+    def remainder(self, number: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return a remainder, given its number, which may be an expression."""
         value = const(self.remainders[0])
         for i, other in enumerate(self.remainders[1:], 1):
@@ -51,7 +51,7 @@ class Lines:
         end = min(count, ceil_div(source - remainder, step) - first)
         return min(begin, count), max(min(begin, count), end)
 
-    def place(self, taps: Taps, j) -> tuple:
+    def place(self, taps: Taps, j: tirx.PrimExpr) -> tuple:
         """Return the number of the remainder that a tap reads, and its position."""
         step = self.axis.step
         offset = bind(as_expr(taps.offset) + j * taps.move)
@@ -64,6 +64,6 @@ class Lines:
         return bind(number), bind(tirx.floordiv(offset, const(step)) - self.floors[0])
 
 
-def elements_of(source: Half, at):
+def elements_of(source: Half, at: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the bits of an element."""
     return source.raw[bind(at)]

@@ -158,13 +158,13 @@ class Blocking:
             return self.g.images
         return _EXPECTED_IMAGES * self.g.groups * self.g.slices.target
 
-    def at_most(self, size: int, extent: Extent, start):
+    def at_most(self, size: int, extent: Extent, start: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the number of elements of the block at ``start``, which the extent may cut off."""
         if size == 1 or (isinstance(extent, int) and extent % size == 0):
             return const(size)
         return bind(tirx.min(const(size), extent - start))
 
-    def stretch(self, k):
+    def stretch(self, k: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
         """Return the first source channel of a stretch, and its number of source channels."""
         first = bind(k * self.depth)
         return first, self.at_most(self.depth, self.g.sources, first)

@@ -9,6 +9,8 @@ from tvm import tirx
 from ..language import builder as b
 from ..language.builder import Vectors, bind, const
 from ..language.epilogue import biases_from
+from ..language.extents import Extent
+from ..language.halves import Tensor
 from ._chunks import whole_or_rest
 from .geometry import Windows
 
@@ -39,7 +41,13 @@ class Block:
 
 
 def pack_channels(
-    vectors: Vectors, width: Windows, height: Windows, block: Block, rows, target, offset=None
+    vectors: Vectors,
+    width: Windows,
+    height: Windows,
+    block: Block,
+    rows: tuple[tirx.PrimExpr, Extent],
+    target: tuple[tirx.Buffer, tirx.PrimExpr, int],
+    offset: tirx.PrimExpr = None,
 ) -> None:
     """Copy rows of a block of channels to ``[row][column][channel]``.
 
@@ -71,12 +79,12 @@ def pack_channels(
         row = bind((first + i) * height.step - height.before + (0 if offset is None else offset))
         to = bind(start + i * (columns * pixel))
 
-        def clear(begin: int, end: int, to=to) -> None:
+        def clear(begin: int, end: int, to: tirx.PrimExpr = to) -> None:
             if end > begin:
                 with b.serial(begin, end) as j:
                     vectors.store(buffer, to + j * pixel, vectors.splat(0))
 
-        def copy(row=row, to=to) -> None:
+        def copy(row: tirx.PrimExpr = row, to: tirx.PrimExpr = to) -> None:
             clear(0, left)
             clear(right, columns)
             source = bind(base + row * width.size + (left * width.step - width.before))
@@ -106,7 +114,13 @@ def pack_channels(
 
 
 def _row(
-    vectors: Vectors, width: Windows, plane: int, source, start, channels: int, target
+    vectors: Vectors,
+    width: Windows,
+    plane: int,
+    source: Tensor,
+    start: tirx.PrimExpr,
+    channels: int,
+    target: tuple[tirx.Buffer, tirx.PrimExpr, int],
 ) -> None:
     """Copy the in-bounds columns of one row, a square at a time, transposed in registers."""
     buffer, to, pixel = target
@@ -114,7 +128,7 @@ def _row(
     step, lanes = width.step, vectors.lanes
     at_once = -(-lanes // step)
 
-    def square(j, number: int) -> None:
+    def square(j: tirx.PrimExpr, number: int) -> None:
         """Copy ``number`` columns, from the j-th in-bounds column on."""
         span = min(lanes, (number - 1) * step + 1)
         rows = [
@@ -135,7 +149,14 @@ def _row(
         square(const(full * at_once), (right - left) % at_once)
 
 
-def pad_rows(vectors: Vectors, height: Windows, width: Windows, source, rows, target) -> None:
+def pad_rows(
+    vectors: Vectors,
+    height: Windows,
+    width: Windows,
+    source: tuple[tirx.Buffer, tirx.PrimExpr],
+    rows: tuple[tirx.PrimExpr, tirx.PrimExpr],
+    target: tuple[tirx.Buffer, tirx.PrimExpr, int],
+) -> None:
     """Copy rows of a plane with their zero padding.
 
     Parameters
@@ -159,13 +180,13 @@ def pad_rows(vectors: Vectors, height: Windows, width: Windows, source, rows, ta
         row = bind(rows[0] + i - height.before)
         here = bind(to + i * pitch)
 
-        def clear(begin: int, end: int, here=here) -> None:
+        def clear(begin: int, end: int, here: tirx.PrimExpr = here) -> None:
             zero = vectors.splat(0)
             vectors.each(
                 end - begin, lambda j, left: vectors.store(buffer, here + begin + j, zero, left)
             )
 
-        def copy(row=row, here=here) -> None:
+        def copy(row: tirx.PrimExpr = row, here: tirx.PrimExpr = here) -> None:
             clear(0, min(width.before, pitch))
             source = bind(start + row * width.size)
             there = bind(here + width.before)
@@ -181,7 +202,13 @@ def pad_rows(vectors: Vectors, height: Windows, width: Windows, source, rows, ta
         b.either(inside, copy, lambda: clear(0, pitch))
 
 
-def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> None:
+def unpack_row(
+    vectors: Vectors,
+    line: tuple[tirx.Buffer, tirx.PrimExpr],
+    target: tuple[tirx.Buffer, tirx.PrimExpr, int],
+    columns: int,
+    channels: int,
+) -> None:
     """Copy a row, ``[column][channel]``, to the planes of its channels.
 
     Parameters
@@ -198,7 +225,7 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
     (row, begin), (buffer, start, plane) = line, target
     lanes, bias = vectors.lanes, biases_from(buffer, start)
 
-    def square(column, number) -> None:
+    def square(column: tirx.PrimExpr, number: int) -> None:
         # Columns that do not exist repeat the last one.
         last = (number or lanes) - 1
         of_columns = [begin + (column + min(i, last)) * lanes for i in range(lanes)]
@@ -209,7 +236,9 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
     vectors.each(columns, square)
 
 
-def taps_of_channels(vectors: Vectors, source, taps: int, channels: int) -> list:
+def taps_of_channels(
+    vectors: Vectors, source: tuple[tirx.Buffer, tirx.PrimExpr, int], taps: int, channels: int
+) -> list:
     """Load the weights of some channels, ``[channel][tap]``, as vectors of channels, one for each
     tap.
 
@@ -237,7 +266,13 @@ def taps_of_channels(vectors: Vectors, source, taps: int, channels: int) -> list
     return columns
 
 
-def channels_of_taps(vectors: Vectors, source, taps: int, channels: int, target) -> None:
+def channels_of_taps(
+    vectors: Vectors,
+    source: tuple[tirx.Buffer, tirx.PrimExpr],
+    taps: int,
+    channels: int,
+    target: tuple[tirx.Buffer, tirx.PrimExpr],
+) -> None:
     """Copy vectors of channels, one for each tap, to the taps of each channel, ``[channel][tap]``.
 
     Parameters

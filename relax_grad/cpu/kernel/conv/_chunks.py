@@ -9,6 +9,7 @@ from tvm import tirx
 
 from ..language import builder as b
 from ..language.builder import Extent, bind, ceil_div, const
+from ..language.halves import Tensor
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Chunks:
         """The number of chunks."""
         return ceil_div(self.batch, self.images) * ceil_div(self.height, self.rows)
 
-    def at(self, index) -> Chunk:
+    def at(self, index: tirx.PrimExpr) -> Chunk:
         """Return a chunk by its number."""
         of_image = ceil_div(self.height, self.rows)
         image = bind(index // of_image * self.images)
@@ -72,7 +73,7 @@ class Chunks:
                 emit(Chunk(self, image, images, row, self._left(self.height, self.rows, row)))
 
     @staticmethod
-    def _left(extent: Extent, size: int, start) -> Extent:
+    def _left(extent: Extent, size: int, start: tirx.PrimExpr) -> Extent:
         if isinstance(extent, int) and extent % size == 0:
             return size
         return bind(tirx.min(const(size), extent - start))
@@ -89,24 +90,26 @@ class Chunk:
     rows: Extent
 
     @property
-    def is_first(self):
+    def is_first(self) -> tirx.PrimExpr:
         return tirx.all(tirx.EQ(self.image, const(0)), tirx.EQ(self.row, const(0)))
 
     @property
-    def is_last(self):
+    def is_last(self) -> tirx.PrimExpr:
         return tirx.all(
             self.image + self.images >= self.chunks.batch,
             self.row + self.rows >= self.chunks.height,
         )
 
 
-def share(index, number: int, blocks: int):
+def share(index: tirx.PrimExpr, number: int, blocks: int) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
     """Return the range of blocks, as (start, stop), that thread ``index`` of ``number`` threads
     processes."""
     return bind(index * blocks // number), bind((index + 1) * blocks // number)
 
 
-def whole_or_rest(index, extent: int, size: int, emit: Callable[[int], None]) -> None:
+def whole_or_rest(
+    index: tirx.PrimExpr, extent: int, size: int, emit: Callable[[int], None]
+) -> None:
     """Emit the code for a block of ``size`` elements, and for a smaller last block if there is
     one."""
     rest = extent % size
@@ -119,7 +122,7 @@ def whole_or_rest(index, extent: int, size: int, emit: Callable[[int], None]) ->
 
 
 def unless_empty(
-    batch: Extent, dw, size: int, vectors: b.Vectors, emit: Callable[[], None]
+    batch: Extent, dw: Tensor, size: int, vectors: b.Vectors, emit: Callable[[], None]
 ) -> None:
     """Emit a sum over images; the sum over an empty batch is 0."""
 

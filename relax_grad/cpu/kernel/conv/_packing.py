@@ -9,6 +9,8 @@ from tvm import tirx
 
 from ..language import builder as b
 from ..language.builder import Extent, bind, ceil_div, const
+from ..language.halves import Tensor
+from ..language.statements import Emit
 from ._blocks import Blocking
 from .gathering import Axis, Gathering, Taps
 
@@ -25,7 +27,7 @@ class View:
     line: int
     channel: int
 
-    def of_slice(self, tap) -> View:
+    def of_slice(self, tap: tirx.PrimExpr) -> View:
         """Return the view of the slice that a tap reads."""
         return replace(self, start=bind(self.start + tap * self.slice))
 
@@ -56,7 +58,7 @@ class Images:
     taps: Taps
 
     @staticmethod
-    def of(gathering: Gathering, first, number) -> Images:
+    def of(gathering: Gathering, first: tirx.PrimExpr, number: tirx.PrimExpr) -> Images:
         """Return the images from ``first`` on, with the slices and taps that they read."""
         slices = gathering.slices
         volume, index = bind(first // slices.target), bind(first % slices.target)
@@ -64,7 +66,7 @@ class Images:
         start = bind(index // len(slices.phases) * slices.step + taps.offset)
         return Images(first, number, volume, start, taps)
 
-    def each_tap(self, slices: Axis, emit: Callable) -> None:
+    def each_tap(self, slices: Axis, emit: Emit) -> None:
         """Emit ``emit(tap)`` for each tap along the axis whose slice of the source is in bounds."""
         with b.serial(0, self.taps.number) as tap:
             at = bind(self.slice + tap * self.taps.move)
@@ -90,7 +92,7 @@ class Packer:
         self.channels = blocking.g.sources
         self.rows, self.columns = blocking.rows, blocking.columns
 
-    def weight(self, weight, panels) -> None:
+    def weight(self, weight: Tensor, panels: tirx.Buffer) -> None:
         """Copy the weight to ``[group][panel][slice][stretch][tap][source channel][width]``, padded
         with zeros."""
         g, lanes = self.g, self.vectors.lanes
@@ -102,7 +104,9 @@ class Packer:
                 panel * (g.kernel[0] * self.s.panel_slice) + first * (g.taps * self.s.width)
             )
 
-            def place_of(tap, r, depth=depth):
+            def place_of(
+                tap: tirx.PrimExpr, r: tirx.PrimExpr, depth: tirx.PrimExpr = depth
+            ) -> tirx.PrimExpr:
                 """Return the offset of a tap of a source channel from the start of its stretch."""
                 at = tap // g.taps * self.s.panel_slice
                 return at + (tap % g.taps * depth + r) * self.s.width
@@ -120,7 +124,7 @@ class Packer:
                     lambda tap, r, out=out: out + place_of(tap, r),
                 )
 
-    def _channels(self, source: tuple, stretch: tuple, target, place: Callable) -> None:
+    def _channels(self, source: tuple, stretch: tuple, target: Tensor, place: Callable) -> None:
         """Copy a stretch of source channels for a vector of channels of the target.
 
         Parameters
@@ -155,7 +159,16 @@ class Packer:
                 lambda i: place(i % taps, i // taps),
             )
 
-    def _transposed(self, source, start, step, left, extent, target, place: Callable) -> None:
+    def _transposed(
+        self,
+        source: Tensor,
+        start: tirx.PrimExpr,
+        step: int,
+        left: tirx.PrimExpr,
+        extent: Extent,
+        target: Tensor,
+        place: Callable,
+    ) -> None:
         """Copy ``lanes`` rows to columns; only the first ``left`` rows exist."""
         if isinstance(extent, int) and extent == 1 and isinstance(step, int) and step == 1:
             row = self.vectors.load(source, start, left)
@@ -163,7 +176,14 @@ class Packer:
         else:
             self.vectors.copy_transposed((source, start, step), left, extent, target, place)
 
-    def source(self, source, images: Images, row, lines, channels: tuple) -> View:
+    def source(
+        self,
+        source: Tensor,
+        images: Images,
+        row: tirx.PrimExpr,
+        lines: tirx.PrimExpr,
+        channels: tuple,
+    ) -> View:
         """Return the view of the source to read: in place, or in a padded copy of the block.
 
         ``channels`` are the first channel to copy, and their number.
@@ -182,7 +202,7 @@ class Packer:
         size = self.s.block_images * heights * line
         copy = b.scratch(max(phase.number for phase in g.slices.phases) * size + self.vectors.lanes)
 
-        def pack(tap) -> None:
+        def pack(tap: tirx.PrimExpr) -> None:
             with b.serial(0, images.number) as i:
                 start = bind(volume + tap * move + i * (self.channels * channel))
                 self._pack_image(
@@ -197,9 +217,15 @@ class Packer:
         start = bind(const(0) - first * self.s.pitch)
         return View(copy, start, size, heights * line, line, self.s.pitch)
 
-    def _pack_image(self, source, rows, copy, channels) -> None:
+    def _pack_image(
+        self,
+        tensor: tuple[Tensor, tirx.PrimExpr],
+        rows: tuple[tirx.PrimExpr, tirx.PrimExpr],
+        place: tuple[tirx.Buffer, tirx.PrimExpr],
+        channels: tuple[tirx.PrimExpr, int],
+    ) -> None:
         """Copy the rows of some channels of an image that the given rows of the target read."""
-        (source, image), (row, lines), (copy, to) = source, rows, copy
+        (source, image), (row, lines), (copy, to) = tensor, rows, place
         begin, number = channels
         line, channel = self.s.source_depth * self.s.pitch, self.g.slices.stored * self.s.plane
         needed = bind((lines - 1) * self.rows.step + self.rows.extent(1))
@@ -209,12 +235,12 @@ class Packer:
             at = bind(first + y)
             start = bind(image + at * (self.rows.apart * self.columns.stored))
 
-            def inside(start=start, out=out) -> None:
+            def inside(start: tirx.PrimExpr = start, out: tirx.PrimExpr = out) -> None:
                 with b.serial(0, number) as r:
                     read = self._reader(source, start, channel, begin + r)
                     self._pack_line(read, copy, bind(out + r * self.s.pitch))
 
-            def outside(out=out) -> None:
+            def outside(out: tirx.PrimExpr = out) -> None:
                 zero = self.vectors.splat
                 self.vectors.each(
                     line, lambda i, left: self.vectors.store(copy, out + i, zero(0), left)
@@ -222,12 +248,14 @@ class Packer:
 
             b.either(tirx.all(at >= 0, at < self.rows.source), inside, outside)
 
-    def _reader(self, source, start, channel: int, r) -> Callable:
+    def _reader(
+        self, source: Tensor, start: tirx.PrimExpr, channel: int, r: tirx.PrimExpr
+    ) -> Callable:
         """Return the reader of a line of the r-th source channel: ``read(i, number)`` is the vector
         from its i-th element on, with 0 in the lanes from ``number`` on."""
         return lambda i, number: self.vectors.load(source, start + r * channel + i, number)
 
-    def _pack_line(self, read: Callable, copy, out) -> None:
+    def _pack_line(self, read: Callable, copy: tirx.Buffer, out: tirx.PrimExpr) -> None:
         """Copy a line of the source, with the zeros of its padding on both sides."""
         offset = self.columns.offsets[0]
         before, skipped = max(0, -offset), max(0, offset)
@@ -250,12 +278,14 @@ class Packer:
         )
         fill(min(before, self.s.pitch) + extent, self.s.pitch)
 
-    def _pack_every(self, read: Callable, extent: int, copy, out) -> None:
+    def _pack_every(
+        self, read: Callable, extent: int, copy: tirx.Buffer, out: tirx.PrimExpr
+    ) -> None:
         """Copy strided elements, all in bounds: as many at once as one vector load spans."""
         step = self.columns.apart
         size = min(extent, ceil_div(self.vectors.lanes, step))
 
-        def some(i, number: int) -> None:
+        def some(i: tirx.PrimExpr, number: int) -> None:
             vector = read(i * step, (number - 1) * step + 1)
             self.vectors.store(copy, out + i, self.vectors.every(vector, step), number)
 

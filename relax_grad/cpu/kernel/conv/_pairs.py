@@ -14,6 +14,8 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import as_expr, bind, ceil_div, const
+from ..language.extents import Extent
+from ..language.halves import Half, Tensor
 from ..matmul.pairs import bits_of, joined, joined_widened
 from ._blocks import Blocking
 from ._packing import Packer
@@ -43,12 +45,12 @@ class PackerOfPairs(Packer):
         super().__init__(blocking)
         self.channels = channels
 
-    def _channels(self, source: tuple, stretch: tuple, target, place: Callable) -> None:
+    def _channels(self, source: tuple, stretch: tuple, target: Tensor, place: Callable) -> None:
         first, depth = stretch
         taps, lanes = self.g.kernel[0] * self.g.taps, self.vectors.lanes
         rows = b.scratch(2 * self.s.depth * taps * lanes)
 
-        def row(tap, r):
+        def row(tap: tirx.PrimExpr, r: tirx.PrimExpr) -> tirx.PrimExpr:
             return (r * taps + tap) * lanes
 
         number = 2 * depth
@@ -62,10 +64,12 @@ class PackerOfPairs(Packer):
             parts = (self.vectors.load(rows, row(tap, 2 * r + i)) for i in range(2))
             self.vectors.store(target, place(tap, r), joined_widened(*parts))
 
-    def _reader(self, source, start, channel: int, r) -> Callable:
+    def _reader(
+        self, source: Half, start: tirx.PrimExpr, channel: int, r: tirx.PrimExpr
+    ) -> Callable:
         lanes = self.vectors.lanes
 
-        def read(i, number):
+        def read(i: tirx.PrimExpr, number: Extent | None) -> tirx.PrimExpr:
             at = bind(start + (2 * r) * channel + i)
             rest = number
             if self.channels % 2:

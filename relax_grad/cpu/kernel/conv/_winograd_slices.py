@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import tirx
 
 from ..language import builder as b
 from ..language.builder import Extent, bind, ceil_div, const
+from ..language.statements import Emit
 from .gathering import Axis
 from .geometry import ONE
 
@@ -49,7 +49,7 @@ class Slices:
             return self.axis.source
         return min(self.axis.source, self.axis.extent(ceil_div(size, len(self.axis.phases))))
 
-    def block(self, index, size: int) -> tuple:
+    def block(self, index: tirx.PrimExpr, size: int) -> tuple:
         """Return, of a block of the target, the first slice, the number of slices, the first slice
         of the source that is read, and the number of these."""
         axis = self.axis
@@ -62,7 +62,7 @@ class Slices:
         start = bind(tirx.max(read, const(0)))
         return first, number, start, bind(tirx.max(const(0), stop - start))
 
-    def each_tap(self, index, first, emit: Callable) -> None:
+    def each_tap(self, index: tirx.PrimExpr, first: tirx.PrimExpr, emit: Emit) -> None:
         """Emit ``emit(slice, tap)`` for each tap of slice ``index`` of the target that reads a
         slice of the source in bounds; slices are counted from ``first`` on."""
         axis = self.axis

@@ -89,7 +89,7 @@ class Tiles:
             number += min(self.apart, rest) + (self.size - 1) * self.apart
         return replace(self.windows, after=self.windows.after + number - self.windows.number)
 
-    def column(self, tile) -> tirx.PrimExpr:
+    def column(self, tile: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the first column of a tile of a row."""
         if self.apart == 1:
             return bind(tile * self.size)
@@ -203,7 +203,9 @@ class Transforms:
             start = first + cell * plane + tile * pixel + channels
             b.clear(buffer, bind(start), pixel - channels)
 
-    def cells(self, matrices: tuple[Matrix, Matrix], buffer, at, plane) -> list[list]:
+    def cells(
+        self, matrices: tuple[Matrix, Matrix], buffer: tirx.Buffer, at: tirx.PrimExpr, plane: int
+    ) -> list[list]:
         """Load the vectors that :meth:`both` multiplies by matrices, ``plane`` apart."""
         tall, wide = (len(matrix[0]) for matrix in matrices)
         return [
@@ -228,7 +230,7 @@ class Transforms:
             for x, row in enumerate(right):
                 store(y * len(right) + x, self._combined(row, across))
 
-    def _combined(self, row, vectors):
+    def _combined(self, row: tuple[float, ...], vectors: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
         """Return the linear combination of vectors with the factors of a row."""
         terms = [pair for pair in zip(row, vectors, strict=True) if pair[0]]
         # A sum that begins with a positive factor needs no negation.

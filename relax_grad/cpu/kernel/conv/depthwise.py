@@ -9,7 +9,7 @@ the target is a sum over taps of elements of the source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -17,8 +17,9 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ..language.halves import Tensor
 from ._channels_last import Block, pack_channels, taps_of_channels, unpack_row
-from ._chunks import Chunks, whole_or_rest
+from ._chunks import Chunk, Chunks, whole_or_rest
 from .geometry import Conv2d, Windows
 
 #: The minimum number of target elements of a task, because each task copies the weights once.
@@ -136,7 +137,7 @@ def depthwise_backward_data(
     return _function("depthwise_backward_data", conv, cpu, axes, names)
 
 
-def _function(name: str, conv: Conv2d, cpu: CPU, axes, params) -> tirx.PrimFunc:
+def _function(name: str, conv: Conv2d, cpu: CPU, axes: tuple, params: Iterable) -> tirx.PrimFunc:
     return b.prim_func(
         name, b.floats(*zip(*params, strict=True)), _Generator(conv, cpu, *axes).emit
     )
@@ -157,7 +158,7 @@ class _Generator:
             cpu.tuning.convolutions.depthwise_chunk,
         )
 
-    def emit(self, source, weight, target) -> None:
+    def emit(self, source: Tensor, weight: Tensor, target: Tensor) -> None:
         blocks, taps = ceil_div(self.channels, self.lanes), self.kernel[0] * self.kernel[1]
         with b.parallel(0, ceil_div(self.batch, self.images) * blocks) as task:
             channel = bind(task % blocks * self.lanes)
@@ -183,7 +184,15 @@ class _Generator:
 
             whole_or_rest(channel // self.lanes, self.channels, self.lanes, work)
 
-    def _chunk(self, chunk, source, target, plane, channels: int, buffers) -> None:
+    def _chunk(
+        self,
+        chunk: Chunk,
+        source: Tensor,
+        target: Tensor,
+        plane: tirx.PrimExpr,
+        channels: int,
+        buffers: tuple[tirx.Buffer, tirx.Buffer, tirx.Buffer],
+    ) -> None:
         """Emit some rows of the target."""
         weights, packed, line = buffers
         rows, period = self.rows, self.rows.period
@@ -199,7 +208,7 @@ class _Generator:
             for phase in range(min(period, rows.target)):
                 row = bind((chunk.row + unit) * period + phase)
 
-                def compute(phase=phase, row=row) -> None:
+                def compute(phase: int = phase, row: tirx.PrimExpr = row) -> None:
                     for column_phase in range(min(self.columns.period, self.columns.target)):
                         self._line(unit, phase, column_phase, weights, packed, line)
                     size = self.columns.target
@@ -218,7 +227,15 @@ class _Generator:
                     with b.when(row < rows.target):
                         compute()
 
-    def _line(self, unit, phase: int, column_phase: int, weights, packed, line) -> None:
+    def _line(
+        self,
+        unit: tirx.PrimExpr,
+        phase: int,
+        column_phase: int,
+        weights: tirx.Buffer,
+        packed: tirx.Buffer,
+        line: tirx.Buffer,
+    ) -> None:
         """Emit the columns of one phase of a row, channels innermost."""
         rows, columns, lanes = self.rows, self.columns, self.lanes
         base = bind(unit * (rows.advance * self.pitch))
@@ -231,7 +248,7 @@ class _Generator:
             for j, right in columns.taps[column_phase]
         ]
 
-        def step(first, number: int) -> None:
+        def step(first: tirx.PrimExpr, number: int) -> None:
             start = bind(base + first * (columns.advance * lanes))
             to = bind(first * (columns.period * lanes) + column_phase * lanes)
             total = Accumulators(self.vectors, number)

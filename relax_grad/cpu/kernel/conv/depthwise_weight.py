@@ -15,6 +15,7 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ..language.halves import Tensor
 from ._channels_last import Block, channels_of_taps, pack_channels
 from ._chunks import Chunk, Chunks, unless_empty, whole_or_rest
 from .depthwise import Gather
@@ -66,11 +67,11 @@ class _Generator:
             cpu.tuning.convolutions.depthwise_weight_chunk,
         )
 
-    def emit(self, dy, x, dw) -> None:
+    def emit(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
         size = b.count(self.conv.weight_shape)
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._all(dy, x, dw))
 
-    def _all(self, dy, x, dw) -> None:
+    def _all(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
         size = len(self.taps) * self.lanes
         parts = b.scratch(self.tasks * self.blocks * size)
         with b.parallel(0, self.tasks * self.blocks) as task:
@@ -91,7 +92,7 @@ class _Generator:
                 with b.serial(0, images) as i:
                     plane = bind((first + i) * self.channels + channel)
 
-                    def sum_up(chunk: Chunk, plane=plane) -> None:
+                    def sum_up(chunk: Chunk, plane: tirx.PrimExpr = plane) -> None:
                         self._pack(chunk, dy, x, (grad, data), plane, channels)
                         for taps in self.tiles:
                             self._tile(chunk, (grad, data), taps, parts, part)
@@ -102,7 +103,15 @@ class _Generator:
         with b.parallel(0, self.blocks) as block:
             self._write(parts, dw, block)
 
-    def _pack(self, chunk: Chunk, dy, x, buffers, plane, channels: int) -> None:
+    def _pack(
+        self,
+        chunk: Chunk,
+        dy: Tensor,
+        x: Tensor,
+        buffers: tuple[tirx.Buffer, tirx.Buffer],
+        plane: tirx.PrimExpr,
+        channels: int,
+    ) -> None:
         """Copy some rows of dY, and the rows of X that they are multiplied by."""
         grad, data = buffers
         pack_channels(
@@ -122,7 +131,14 @@ class _Generator:
             (data, const(0), self.lanes),
         )
 
-    def _tile(self, chunk: Chunk, buffers, taps, parts, part) -> None:
+    def _tile(
+        self,
+        chunk: Chunk,
+        buffers: tuple[tirx.Buffer, tirx.Buffer],
+        taps: list[tuple[int, int]],
+        parts: tirx.Buffer,
+        part: tirx.PrimExpr,
+    ) -> None:
         """Add the sums over a chunk to the partial sums of a task."""
         (grad, data), lanes, columns = buffers, self.lanes, self.columns
         down, right = self.conv.dilation
@@ -133,7 +149,12 @@ class _Generator:
             factor = bind(row * (self.width * lanes))
             source = bind(row * (self.rows.advance * self.pitch))
 
-            def step(column, number: int, factor=factor, source=source) -> None:
+            def step(
+                column: tirx.PrimExpr,
+                number: int,
+                factor: tirx.PrimExpr = factor,
+                source: tirx.PrimExpr = source,
+            ) -> None:
                 here = bind(factor + column * lanes)
                 there = bind(source + column * (columns.advance * lanes))
                 for k in range(number):
@@ -151,7 +172,7 @@ class _Generator:
             place = part + self.taps.index(tap) * lanes
             self.vectors.store(parts, place, self.vectors.load(parts, place) + total[index])
 
-    def _write(self, parts, dw, block) -> None:
+    def _write(self, parts: tirx.Buffer, dw: Tensor, block: tirx.PrimExpr) -> None:
         """Add the partial sums of all tasks for a block of channels, and write them to dW."""
         lanes, taps = self.lanes, len(self.taps)
         sums = b.scratch(taps * lanes)

@@ -30,6 +30,8 @@ from ..language import builder as b
 from ..language.builder import Accumulators, Extent, as_expr, bind, ceil_div, const
 from ..language.epilogue import biases_from
 from ..language.extents import LINE
+from ..language.halves import Tensor
+from ..language.statements import Emit
 from ..language.stealing import shared
 from ..matmul.pairs import add_products, imported, takes_pairs
 from ._blocks import Blocking
@@ -101,18 +103,36 @@ def conv3d_backward_data(
     return _backward("conv3d_backward_data", conv, gathering, cpu, shapes)
 
 
-def _forward(name: str, conv: Conv2d | Conv3d, gathering: Gathering, cpu: CPU, shapes):
+def _forward(
+    name: str,
+    conv: Conv2d | Conv3d,
+    gathering: Gathering,
+    cpu: CPU,
+    shapes: Sequence[Sequence[Extent]] | None,
+) -> tirx.PrimFunc:
     shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
     return _function(name, ("data", "weight", "result"), shapes, gathering, cpu)
 
 
-def _backward(name: str, conv: Conv2d | Conv3d, gathering: Gathering, cpu: CPU, shapes):
+def _backward(
+    name: str,
+    conv: Conv2d | Conv3d,
+    gathering: Gathering,
+    cpu: CPU,
+    shapes: Sequence[Sequence[Extent]] | None,
+) -> tirx.PrimFunc:
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
     return _function(name, ("output_grad", "weight", "data_grad"), shapes, gathering, cpu)
 
 
-def _function(name, names, shapes, gathering: Gathering, cpu: CPU) -> tirx.PrimFunc:
-    def emit(source, weight, target) -> None:
+def _function(
+    name: str,
+    names: Sequence[str],
+    shapes: Sequence[Sequence[Extent]],
+    gathering: Gathering,
+    cpu: CPU,
+) -> tirx.PrimFunc:
+    def emit(source: Tensor, weight: Tensor, target: Tensor) -> None:
         if amx.takes_tiles(cpu, source, weight) and takes_conv(gathering):
             with amx.imported():
                 ConvTiles(gathering, cpu).emit(source, weight, target)
@@ -146,7 +166,7 @@ class _Generator:
     #: Adds a product of vectors to a sum.
     multiply: Callable = staticmethod(lambda total, value, row: total + value * row)
 
-    def emit(self, source, weight, target) -> None:
+    def emit(self, source: Tensor, weight: Tensor, target: Tensor) -> None:
         """Emit the packing of the weight, and the tasks; each computes some panels for some rows of
         some images."""
         g = self.g
@@ -162,7 +182,15 @@ class _Generator:
             images = Images.of(g, image, self.s.at_most(self.s.block_images, g.images, image))
             self._task(source, panels, target, images, row, panel)
 
-    def _task(self, source, panels, target, images: Images, row, panel) -> None:
+    def _task(
+        self,
+        source: Tensor,
+        panels: tirx.Buffer,
+        target: Tensor,
+        images: Images,
+        row: Extent,
+        panel: Extent,
+    ) -> None:
         phases, slices, number = len(self.rows.phases), self.g.slices, images.number
         lines = self.s.at_most(self.s.block_rows, self.rows.count(), row)
         height = self.s.at_most(self.s.block_rows * phases, self.rows.target, row * phases)
@@ -171,23 +199,23 @@ class _Generator:
         sums = b.scratch((self.s.task_panels if parts > 1 else 1) * each)
         last = bind(tirx.min(panel + self.s.task_panels, const(self.s.panels)))
 
-        def each_panel(emit: Callable) -> None:
+        def each_panel(emit: Emit) -> None:
             with b.serial(panel, last) as j:
                 start = bind((j - panel) * each) if parts > 1 else const(0)
                 self._whole_or_part(j, lambda vectors, channels: emit(j, start, vectors, channels))
 
-        def clear(start) -> None:
+        def clear(start: Extent) -> None:
             with b.serial(0, number * (size // self.vectors.lanes)) as i:
                 self.vectors.store(sums, start + i * self.vectors.lanes, self.vectors.splat(0))
 
-        def add(j, start, vectors: int, view: View, stretches: tuple) -> None:
+        def add(j: Extent, start: Extent, vectors: int, view: View, stretches: tuple) -> None:
             block = _Block(view, sums, start, size, row, lines, height)
             images.each_tap(
                 slices,
                 lambda tap: self._stretches(block, panels, images, j, tap, vectors, stretches),
             )
 
-        def finish(j, start, channels: int | None) -> None:
+        def finish(j: Extent, start: Extent, channels: int | None) -> None:
             with b.serial(0, number) as i:
                 image = images.first + i
                 channel = image // slices.target * self.g.targets + j * self.s.width
@@ -197,7 +225,7 @@ class _Generator:
                 self._finish(sums, start + i * size, target, out, height, channels)
 
         def all_of(view: View) -> Callable:
-            def emit(j, start, vectors: int, channels: int | None) -> None:
+            def emit(j: Extent, start: Extent, vectors: int, channels: int | None) -> None:
                 if not self.s.is_at_once:
                     clear(start)
                 add(j, start, vectors, view, (0, self.s.depths))
@@ -219,7 +247,16 @@ class _Generator:
             each_panel(lambda j, start, vectors, _: add(j, start, vectors, view, (begin, end)))
         each_panel(lambda j, start, _, channels: finish(j, start, channels))
 
-    def _stretches(self, block: _Block, panels, images: Images, j, tap, vectors, stretches) -> None:
+    def _stretches(
+        self,
+        block: _Block,
+        panels: tirx.Buffer,
+        images: Images,
+        j: Extent,
+        tap: Extent,
+        vectors: int,
+        stretches: tuple[int, int],
+    ) -> None:
         """Emit the contributions of a slice of a panel to the images of a block."""
         block = replace(block, view=block.view.of_slice(tap))
         panel = images.volume % self.g.groups * self.s.panels + j
@@ -230,7 +267,7 @@ class _Generator:
             at = bind(start + first * (self.g.taps * self.s.width))
             self._images(block, _Part(panels, at, first, depth, vectors), images.number)
 
-    def _whole_or_part(self, j, emit: Callable) -> None:
+    def _whole_or_part(self, j: Extent, emit: Emit) -> None:
         """Emit the code for a whole panel, and for a partial last one with only the vectors that
         its channels need."""
         rest = self.g.targets % self.s.width
@@ -245,7 +282,7 @@ class _Generator:
                 j < self.s.panels - 1, lambda: emit(self.s.tile_vectors, None), lambda: emit(*part)
             )
 
-    def _images(self, block: _Block, part: _Part, number) -> None:
+    def _images(self, block: _Block, part: _Part, number: Extent) -> None:
         """Emit the contributions of a stretch of a panel to the images of a block; several images
         may share tiles."""
         together = self.s.tile_images
@@ -261,7 +298,7 @@ class _Generator:
             with b.serial(0, number) as i:
                 self._rows(block, part, i, 1)
 
-    def _rows(self, block: _Block, part: _Part, image, together: int) -> None:
+    def _rows(self, block: _Block, part: _Part, image: Extent, together: int) -> None:
         """Emit the rows of an image, or of ``together`` images, phase by phase."""
         phases = self.rows.phases
         image = bind(image)
@@ -276,7 +313,15 @@ class _Generator:
                 with b.when(line < block.height):
                     self._line(block, part, (image, together), i, line, taps)
 
-    def _line(self, block: _Block, part: _Part, images, i, line, taps: Taps) -> None:
+    def _line(
+        self,
+        block: _Block,
+        part: _Part,
+        images: tuple[tirx.PrimExpr, int],
+        i: Extent,
+        line: Extent,
+        taps: Taps,
+    ) -> None:
         """Emit the tiles of a row of the target, phase by phase of the columns."""
         (image, together), view = images, block.view
         row = i * self.rows.step + taps.offset - self.rows.offsets[0]
@@ -290,7 +335,14 @@ class _Generator:
             pixels = ceil_div(count, ceil_div(count, self.s.pixels))
             at = x + (across.offset - self.columns.offsets[0])
 
-            def tiles(first, size, inside=None, at=at, across=across, phase=phase) -> None:
+            def tiles(
+                first: Extent,
+                size: int,
+                inside: list[list[int]] | None = None,
+                at: Extent = at,
+                across: Taps = across,
+                phase: int = phase,
+            ) -> None:
                 step = len(self.columns.phases)
                 spread = [
                     (
@@ -338,7 +390,7 @@ class _Generator:
         read = sum(map(len, self._inside(across, 0, count)))
         return count <= _MOST_TILES * pixels and read < _MOST_READ * count * across.number
 
-    def _each_row(self, row, taps: Taps, emit: Callable) -> None:
+    def _each_row(self, row: Extent, taps: Taps, emit: Emit) -> None:
         """Emit ``emit(p)`` for each tap whose row is in bounds; the first tap reads row ``row``."""
         if self.rows.is_inside:
             with b.serial(0, taps.number) as p:
@@ -354,7 +406,15 @@ class _Generator:
                 with b.when(tirx.all(at >= 0, at < self.rows.source)):
                     emit(p)
 
-    def _tile(self, block: _Block, part: _Part, tile, rows, across: Taps, inside) -> None:
+    def _tile(
+        self,
+        block: _Block,
+        part: _Part,
+        tile: tuple[tirx.PrimExpr, tirx.PrimExpr, list[tuple]],
+        rows: tuple[tirx.PrimExpr, Taps],
+        across: Taps,
+        inside: list[list[int]] | None,
+    ) -> None:
         """Emit one tile; ``inside`` lists the pixels that each tap contributes to, or is None for
         all."""
         view, sums, (read, place, spread) = block.view, block.sums, tile
@@ -367,7 +427,7 @@ class _Generator:
                 total[i * vectors + v] = self.vectors.splat(0) if self.s.is_at_once else before
         ahead = self.s.depth * self.g.taps * width
 
-        def add(p, q, pixels: Sequence[int]) -> None:
+        def add(p: Extent, q: Extent, pixels: Sequence[int]) -> None:
             tap = (down.first + p * down.step) * self.g.kernel[2] + across.first + q * across.step
             panel = bind(part.start + tap * part.depth * width)
             x = bind(
@@ -390,7 +450,7 @@ class _Generator:
                         index = i * vectors + v
                         total[index] = self.multiply(total[index], value, row[v])
 
-        def line(p) -> None:
+        def line(p: Extent) -> None:
             if inside is None:
                 with b.serial(0, across.number) as q:
                     add(p, q, range(len(spread)))
@@ -404,7 +464,15 @@ class _Generator:
             for v in range(vectors):
                 self.vectors.store(sums, place + offset + v * lanes, total[i * vectors + v])
 
-    def _finish(self, sums, start, target, out, height, channels) -> None:
+    def _finish(
+        self,
+        sums: tirx.Buffer,
+        start: Extent,
+        target: Tensor,
+        out: Extent,
+        height: Extent,
+        channels: int | None,
+    ) -> None:
         """Transpose the sums of a block into the target; ``channels`` is the number of channels of
         a partial panel."""
         lanes = self.vectors.lanes
@@ -412,7 +480,7 @@ class _Generator:
         with b.serial(0, ceil_div(channels or self.s.width, lanes)) as v:
             bias = biases_from(target, out + v * (lanes * plane))
 
-            def square(i, number) -> None:
+            def square(i: Extent, number: Extent | None) -> None:
                 rows = []
                 for p in range(lanes if not isinstance(number, int) else number):
                     at = const(p)

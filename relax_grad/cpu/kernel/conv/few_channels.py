@@ -18,6 +18,7 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ..language.halves import Tensor
 from ..language.stealing import shared
 from ._channels_last import pad_rows
 from .gathering import Gathering, Taps
@@ -143,7 +144,7 @@ class _Generator:
         """Return the number of bytes that a block of ``rows`` rows copies."""
         return 4 * self.g.sources * self.rows.extent(rows) * self.pitch
 
-    def emit(self, source, weight, target) -> None:
+    def emit(self, source: Tensor, weight: Tensor, target: Tensor) -> None:
         """Emit the tasks; each computes some rows of an image, for one group of channels."""
         g, phases = self.g, len(self.rows.phases)
         with shared(g.images * self.row_blocks, self.cpu.cores) as task:
@@ -163,7 +164,14 @@ class _Generator:
                     channels = range(first, min(first + self.channels, g.targets))
                     self._lines(memory, (image, row * phases + phase, number), down, channels)
 
-    def _copy(self, source, image, row, height, copy) -> None:
+    def _copy(
+        self,
+        source: Tensor,
+        image: tirx.PrimExpr,
+        row: tirx.PrimExpr,
+        height: tirx.PrimExpr,
+        copy: tuple[tirx.Buffer, int],
+    ) -> None:
         """Copy the rows of the source that are read, with their zero padding."""
         g, (buffer, plane) = self.g, copy
         size = self.rows.source * self.columns.source
@@ -192,7 +200,7 @@ class _Generator:
         (image, line, number), size = lines, self.tile_rows
         phases = len(self.rows.phases)
 
-        def some(i, rows: int) -> None:
+        def some(i: tirx.PrimExpr, rows: int) -> None:
             read = bind((i * self.rows.step + (down.offset - self.rows.offsets[0])) * self.pitch)
             plane = self.rows.target * self.columns.target
             write = bind(
@@ -213,7 +221,7 @@ class _Generator:
         is_whole = self.columns.target % (lanes * phases) == 0
         whole = (self.row_vectors - (not is_whole)) // size
 
-        def tile(first, vectors: int, left: int | None) -> None:
+        def tile(first: tirx.PrimExpr, vectors: int, left: int | None) -> None:
             write, read = bind(row.write + first * (phases * lanes)), bind(row.read + first * lanes)
             self._tile(memory, replace(row, vectors=vectors, left=left, read=read, write=write))
 
@@ -250,7 +258,9 @@ class _Generator:
                 taps.setdefault(offset, []).append((phase, across.first + q * across.step))
         return taps
 
-    def _add_products(self, memory: _Memory, sums: _Sums, at: tuple, tap, taps: list) -> None:
+    def _add_products(
+        self, memory: _Memory, sums: _Sums, at: tuple, tap: tirx.PrimExpr, taps: list
+    ) -> None:
         """Add the products of the taps of one offset; ``at`` is the start of the read row, and the
         offset from it."""
         (here, shift), g, lanes = at, self.g, self.cpu.lanes
@@ -279,7 +289,7 @@ class _Generator:
                 vectors = [sums[phase, c, i, v] for phase in phases]
                 self._store_columns(memory.target, (tile.write, offset), vectors, left)
 
-    def _store_columns(self, target, at: tuple, sums: Sequence, left: int | None) -> None:
+    def _store_columns(self, target: Tensor, at: tuple, sums: Sequence, left: int | None) -> None:
         """Store the sums of all phases of neighbouring columns: all of them, or the first ``left``
         columns."""
         start, offset = at
@@ -359,10 +369,10 @@ class _Sums:
         for i in range(len(cells)):
             self._total[i] = vectors.splat(0)
 
-    def __getitem__(self, cell: tuple):
+    def __getitem__(self, cell: tuple) -> tirx.PrimExpr:
         return self._total[self._index[cell]]
 
-    def add(self, cell: tuple, value) -> None:
+    def add(self, cell: tuple, value: tirx.PrimExpr) -> None:
         """Emit the addition to a sum."""
         i = self._index[cell]
         self._total[i] = self._total[i] + value

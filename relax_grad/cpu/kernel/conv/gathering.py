@@ -194,7 +194,7 @@ class Gathering:
         return Gathering(conv.batch, conv.groups, sources, targets, slices, axes, kernel, True)
 
 
-def _table(values: list[int], index):
+def _table(values: list[int], index: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return ``values[index]`` for a run-time index, as a chain of selections."""
     result = const(values[-1])
     for i in reversed(range(len(values) - 1)):

@@ -143,7 +143,7 @@ class Conv3d:
         return slices if astuple(depth) == astuple(ONE) else None
 
     @staticmethod
-    def _shape(shape, depth: int) -> tuple:
+    def _shape(shape: tuple, depth: int) -> tuple:
         return (*shape[:2], depth, *shape[2:])
 
 

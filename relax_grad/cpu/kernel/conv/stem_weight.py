@@ -16,6 +16,7 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ..language.halves import Tensor
 from ..matmul.pairs import add_products, imported, joined_widened, only_first, takes_pairs
 from ._channels_last import Block, pack_channels, pad_rows
 from ._chunks import Chunk, Chunks, share, unless_empty, whole_or_rest
@@ -45,7 +46,7 @@ def conv_stem(
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
 
-    def emit(dy, x, dw) -> None:
+    def emit(dy: Tensor, x: Tensor, dw: Tensor) -> None:
         if takes_pairs(cpu, dy, x):
             with imported():
                 _OfPairs(conv, cpu).emit(dy, x, dw)
@@ -82,11 +83,11 @@ class _Generator:
         height = self.conv.height
         return (rows - 1) * height.stride + (height.kernel - 1) * height.dilation + 1
 
-    def emit(self, dy, x, dw) -> None:
+    def emit(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
         size = b.count(self.conv.weight_shape)
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
 
-    def _divided(self, dy, x, dw) -> None:
+    def _divided(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
         """Emit the loop over threads, each with a range of output channels and of rows of the
         kernel."""
         kernel_rows, lanes = self.conv.height.kernel, self.cpu.lanes
@@ -108,7 +109,15 @@ class _Generator:
             with b.serial(*outs) as block, b.serial(*rows) as row:
                 self._write(dw, buffers.sums, block, row)
 
-    def _chunk(self, chunk: Chunk, dy, x, buffers, outs, rows) -> None:
+    def _chunk(
+        self,
+        chunk: Chunk,
+        dy: Tensor,
+        x: Tensor,
+        buffers: _Buffers,
+        outs: tuple[tirx.PrimExpr, tirx.PrimExpr],
+        rows: tuple[tirx.PrimExpr, tirx.PrimExpr],
+    ) -> None:
         self._pad(chunk, x, buffers)
         with b.serial(*outs) as block:
             vector = bind(block * self.tile_vectors)
@@ -121,7 +130,7 @@ class _Generator:
 
             whole_or_rest(block, self.out_vectors, self.tile_vectors, work)
 
-    def _pad(self, chunk: Chunk, x, buffers) -> None:
+    def _pad(self, chunk: Chunk, x: Tensor, buffers: _Buffers) -> None:
         """Copy the rows of X that a chunk reads."""
         conv = self.conv
         plane, size = self.rows_read * self.pitch, conv.size[0] * conv.size[1]
@@ -139,10 +148,12 @@ class _Generator:
             )
             self._finish_padding(buffers.x, target, rows[1])
 
-    def _finish_padding(self, x, start, rows) -> None:
+    def _finish_padding(self, x: Tensor, start: tirx.PrimExpr, rows: tirx.PrimExpr) -> None:
         """Emit nothing."""
 
-    def _pack(self, chunk: Chunk, dy, buffers, vector, vectors: int) -> None:
+    def _pack(
+        self, chunk: Chunk, dy: Tensor, buffers: _Buffers, vector: tirx.PrimExpr, vectors: int
+    ) -> None:
         """Copy the elements of dY of a chunk and a block of output channels."""
         conv, lanes = self.conv, self.cpu.lanes
         height, width = (Windows(number, 1, 1, 0, 0, 1) for number in conv.out_size)
@@ -160,7 +171,7 @@ class _Generator:
             )
             self._finish_packing(buffers.dy, bind((i * image + v) * lanes), chunk.rows)
 
-    def _finish_packing(self, dy, start, rows) -> None:
+    def _finish_packing(self, dy: Tensor, start: tirx.PrimExpr, rows: Extent) -> None:
         """Emit nothing."""
 
     #: Adds a product of vectors to a sum.
@@ -172,7 +183,15 @@ class _Generator:
         with b.serial(0, self.conv.width.number) as w:
             step(w, lambda vector: vector)
 
-    def _tile(self, chunk: Chunk, buffers, vector, vectors: int, kernel_row, taps) -> None:
+    def _tile(
+        self,
+        chunk: Chunk,
+        buffers: _Buffers,
+        vector: tirx.PrimExpr,
+        vectors: int,
+        kernel_row: tirx.PrimExpr,
+        taps: list[tuple[int, int]],
+    ) -> None:
         conv, lanes = self.conv, self.cpu.lanes
         (down, right), pixel = conv.strides, self.tile_vectors * lanes
         plane = self.rows_read * self.pitch
@@ -185,7 +204,12 @@ class _Generator:
             row = r * down + kernel_row * conv.dilation[0]
             data = bind(i * (conv.in_channels * plane) + row * self.pitch)
 
-            def step(w, read: Callable, grad=grad, data=data) -> None:
+            def step(
+                w: tirx.PrimExpr,
+                read: Callable,
+                grad: tirx.PrimExpr = grad,
+                data: tirx.PrimExpr = data,
+            ) -> None:
                 here, there = bind(grad + w * pixel), bind(data + w * right)
                 grads = [
                     bind(self.vectors.load(buffers.dy, here + v * lanes)) for v in range(vectors)
@@ -202,12 +226,14 @@ class _Generator:
             before = self.vectors.load(buffers.sums, place)
             self.vectors.store(buffers.sums, place, before + total[index])
 
-    def _place(self, vector, kernel_row, tap):
+    def _place(self, vector: tirx.PrimExpr, kernel_row: tirx.PrimExpr, tap: int) -> tirx.PrimExpr:
         """Return the index of the sums of a tap."""
         row = vector * self.conv.height.kernel + kernel_row
         return (row * len(self.taps) + tap) * self.cpu.lanes
 
-    def _write(self, dw, sums, block, kernel_row) -> None:
+    def _write(
+        self, dw: Tensor, sums: tirx.Buffer, block: tirx.PrimExpr, kernel_row: tirx.PrimExpr
+    ) -> None:
         """Copy the sums of a block of output channels and a row of the kernel to dW."""
         conv, lanes = self.conv, self.cpu.lanes
         width = self.tile_vectors * lanes
@@ -230,13 +256,13 @@ class _OfPairs(_Generator):
 
     multiply = staticmethod(add_products)
 
-    def _finish_padding(self, x, start, rows) -> None:
+    def _finish_padding(self, x: Tensor, start: tirx.PrimExpr, rows: tirx.PrimExpr) -> None:
         """Pair the elements of rows of X."""
         stride, lanes, load = self.conv.strides[1], self.cpu.lanes, self.vectors.load
         with b.serial(0, rows) as row:
             here = bind(start + row * self.pitch)
 
-            def pair(i, left, here=here) -> None:
+            def pair(i: tirx.PrimExpr, left: Extent | None, here: tirx.PrimExpr = here) -> None:
                 rest = tirx.max(const(0), tirx.min(const(lanes), self.pitch - stride - i))
                 data = bind(load(x, here + i, left))
                 following = bind(load(x, here + stride + i, bind(rest)))
@@ -244,14 +270,16 @@ class _OfPairs(_Generator):
 
             self.vectors.each(self.pitch, pair)
 
-    def _finish_packing(self, dy, start, rows) -> None:
+    def _finish_packing(self, dy: Tensor, start: tirx.PrimExpr, rows: tirx.PrimExpr) -> None:
         """Pair the columns of rows of a vector of channels."""
         number, pixel = self.conv.width.number, self.tile_vectors * self.cpu.lanes
         zero = self.vectors.splat(0)
         with b.serial(0, rows) as row:
             here = bind(start + row * (number * pixel))
 
-            def pair(column, following, here=here) -> None:
+            def pair(
+                column: tirx.PrimExpr, following: Callable, here: tirx.PrimExpr = here
+            ) -> None:
                 at = bind(here + column * pixel)
                 data = bind(self.vectors.load(dy, at))
                 self.vectors.store(dy, at, joined_widened(data, following(at + pixel)))

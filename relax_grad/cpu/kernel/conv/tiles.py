@@ -22,7 +22,8 @@ from ..language import amx
 from ..language import builder as b
 from ..language.builder import Vectors, bind, ceil_div, const
 from ..language.epilogue import biases_from
-from ..language.halves import Half
+from ..language.extents import Extent
+from ..language.halves import Half, Tensor
 from ..language.stealing import shared
 from ..language.vectors import interleaved
 from ..matmul.pairs import bits_of, joined
@@ -101,7 +102,7 @@ class ConvTiles:
         wanted = ceil_div(4 * self.cpu.cores, max(1, images * self.row_blocks))
         return min(self.blocks, wanted)
 
-    def emit(self, source: Half, weight: Half, target: tirx.Buffer | Half) -> None:
+    def emit(self, source: Half, weight: Half, target: Tensor) -> None:
         """Emit the copy of the weight, and the tasks."""
         g = self.g
         tiles = b.scratch(g.groups * self.blocks * self._weights, "uint16")
@@ -129,7 +130,7 @@ class ConvTiles:
         """The elements of the weight of a block of target channels."""
         return self.g.taps * self.height * self.pitch
 
-    def _copy_weight(self, weight, tiles) -> None:
+    def _copy_weight(self, weight: Half, tiles: tirx.Buffer) -> None:
         """Emit the copy of the weight as ``[group][block][tap][target][source]``, read in the order
         of its memory."""
         g = self.g
@@ -140,7 +141,7 @@ class ConvTiles:
                 b.clear(tiles, start, self._weights)
             number = bind(tirx.min(const(self.height), g.targets - first))
 
-            def copy(v, r) -> None:
+            def copy(v: tirx.PrimExpr, r: tirx.PrimExpr) -> None:
                 if g.source_major:
                     channel = (group * g.sources + r) * g.targets + first + v
                 else:
@@ -158,7 +159,14 @@ class ConvTiles:
                 with b.serial(0, number) as v, b.serial(0, g.sources) as r:
                     copy(v, r)
 
-    def _copy_source(self, source, planes, image, first, lines) -> None:
+    def _copy_source(
+        self,
+        source: Half,
+        planes: tirx.Buffer,
+        image: tirx.PrimExpr,
+        first: tirx.PrimExpr,
+        lines: tirx.PrimExpr,
+    ) -> None:
         """Emit the copy of the rows of an image that a task reads."""
         g, rows, columns = self.g, self.rows, self.columns
         stored = g.rows.stored * g.columns.stored
@@ -176,10 +184,15 @@ class ConvTiles:
                         to = bind(start + y * self.distance)
                         here = bind(channel * stored + line * (g.rows.apart * g.columns.stored))
 
-                        def copy(here=here, to=to, exists=exists, across=across) -> None:
+                        def copy(
+                            here: tirx.PrimExpr = here,
+                            to: tirx.PrimExpr = to,
+                            exists: tirx.PrimExpr = exists,
+                            across: int = across,
+                        ) -> None:
                             self._copy_row(source, planes, (here, stored), to, exists, across)
 
-                        def clear(to=to) -> None:
+                        def clear(to: tirx.PrimExpr = to) -> None:
                             with b.serial(0, ceil_div(self.distance, self.vectors.lanes)) as v:
                                 self._clear(planes, to + v * self.vectors.lanes)
 
@@ -191,10 +204,18 @@ class ConvTiles:
                             continue
                         b.either(tirx.all(*inside), copy, clear)
 
-    def _clear(self, planes, at) -> None:
+    def _clear(self, planes: tirx.Buffer, at: tirx.PrimExpr) -> None:
         self.vectors.store(planes, at, self.vectors.splat(0))
 
-    def _copy_row(self, source, planes, place: tuple, to, exists, remainder: int) -> None:
+    def _copy_row(
+        self,
+        source: Half,
+        planes: tirx.Buffer,
+        place: tuple,
+        to: tirx.PrimExpr,
+        exists: tirx.PrimExpr,
+        remainder: int,
+    ) -> None:
         """Emit the copy of a row of two channels as pairs, with its padding.
 
         What a vector writes beyond a row is overwritten by the next one.
@@ -210,7 +231,7 @@ class ConvTiles:
         element = (begin + self.columns.floors[0]) * axis.step + remainder
         start = bind(here + element * axis.apart)
 
-        def pairs(k, number, is_single: bool):
+        def pairs(k: tirx.PrimExpr, number: Extent | None, is_single: bool) -> tirx.PrimExpr:
             first = self._elements(source, start + k * step, step, number)
             if is_single:
                 return joined(first, _zeros(lanes))
@@ -229,7 +250,9 @@ class ConvTiles:
         else:
             copy(False)
 
-    def _elements(self, source, at, step: int, number: int | None):
+    def _elements(
+        self, source: Half, at: tirx.PrimExpr, step: int, number: int | None
+    ) -> tirx.PrimExpr:
         """Return the bits of elements of a row that are a step apart: all lanes, or the first
         ``number`` of them."""
         lanes = self.vectors.lanes
@@ -246,7 +269,15 @@ class ConvTiles:
 
     # Products
 
-    def _image(self, planes, tiles, target, image, rows: tuple, blocks: tuple) -> None:
+    def _image(
+        self,
+        planes: tirx.Buffer,
+        tiles: tirx.Buffer,
+        target: Tensor,
+        image: tirx.PrimExpr,
+        rows: tuple,
+        blocks: tuple,
+    ) -> None:
         """Emit the sums of some rows of an image, for some blocks of target channels."""
         g, (first, lines) = self.g, rows
         sums = amx.scratch(self._kept)
@@ -273,7 +304,17 @@ class ConvTiles:
         phases = len(self.g.columns.phases)
         return phases if phases == 2 else 1
 
-    def _columns(self, planes, weights, sums, pixel, down, shape, channels, to) -> None:
+    def _columns(
+        self,
+        planes: tirx.Buffer,
+        weights: tuple,
+        sums: tirx.Buffer,
+        pixel: tirx.PrimExpr,
+        down: Taps,
+        shape: tuple,
+        channels: tirx.PrimExpr,
+        to: _Target,
+    ) -> None:
         """Emit the sums of a tile for each phase of the columns."""
         with b.serial(0, len(self.g.columns.phases)) as phase:
             start = bind(phase * amx.SIZE) if self._kept > 1 else const(0)
@@ -285,7 +326,16 @@ class ConvTiles:
         if self._kept > 1:
             self._store(sums, pixel, channels, to, None)
 
-    def _sum(self, planes, weights, sums, pixel, down: Taps, across: Taps, shape) -> None:
+    def _sum(
+        self,
+        planes: tirx.Buffer,
+        weights: tuple,
+        sums: tuple,
+        pixel: tirx.PrimExpr,
+        down: Taps,
+        across: Taps,
+        shape: tuple,
+    ) -> None:
         """Emit the sum over all taps of a phase."""
         (buffer, start), (tiles, at), (rows, wide) = sums, weights, shape
         each = self.steps * amx.STEPS * self.plane
@@ -306,7 +356,14 @@ class ConvTiles:
             )
         amx.store(buffer, rows, start)
 
-    def _store(self, sums, pixel, channels, to: _Target, phase) -> None:
+    def _store(
+        self,
+        sums: tirx.Buffer,
+        pixel: tirx.PrimExpr,
+        channels: tirx.PrimExpr,
+        to: _Target,
+        phase: tirx.PrimExpr | None,
+    ) -> None:
         """Emit the store of the pixels of a tile, which may be on several rows, of one phase of the
         columns, or of both."""
         g, distance, width = self.g, self.distance, self.g.columns.target
@@ -333,7 +390,9 @@ class ConvTiles:
                 else:
                     self._store_apart(sums, here, place, (begin, number), phase)
 
-    def _store_row(self, sums, here, place: tuple, begin, number) -> None:
+    def _store_row(
+        self, sums: tirx.Buffer, here: tirx.PrimExpr, place: tuple, begin: int, number: Extent
+    ) -> None:
         """Emit the store of a row of the only phase."""
         target, out, bias = place
         out = bind(out + begin)
@@ -344,7 +403,9 @@ class ConvTiles:
             ),
         )
 
-    def _store_both(self, sums, here, place: tuple, begin, number) -> None:
+    def _store_both(
+        self, sums: tirx.Buffer, here: tirx.PrimExpr, place: tuple, begin: int, number: Extent
+    ) -> None:
         """Emit the store of a row of two phases, whose elements alternate."""
         (target, out, bias), width = place, self.g.columns.target
         lanes = self.vectors.lanes
@@ -359,7 +420,14 @@ class ConvTiles:
                     at = bind(out + column + j * lanes)
                     self.vectors.store(target, at, vector, exists, bias)
 
-    def _store_apart(self, sums, here, place: tuple, columns: tuple, phase) -> None:
+    def _store_apart(
+        self,
+        sums: tirx.Buffer,
+        here: tirx.PrimExpr,
+        place: tuple,
+        columns: tuple,
+        phase: tirx.PrimExpr,
+    ) -> None:
         """Emit the store of a row of one of several phases."""
         (target, out, bias), (begin, number) = place, columns
         phases = len(self.g.columns.phases)
@@ -369,5 +437,5 @@ class ConvTiles:
                 b.store(target, bind(out + column), sums[here + k], bias)
 
 
-def _zeros(lanes: int):
+def _zeros(lanes: int) -> tirx.PrimExpr:
     return tirx.Broadcast(tirx.const(0, "uint16"), lanes)

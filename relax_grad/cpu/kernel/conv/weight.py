@@ -28,6 +28,7 @@ from ...target import CPU
 from ..language import amx
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
+from ..language.halves import Half, Tensor
 from ..matmul.pairs import (
     add_products,
     imported,
@@ -38,7 +39,7 @@ from ..matmul.pairs import (
     takes_pairs,
 )
 from ._channels_last import Block, channels_of_taps, pack_channels
-from ._chunks import Chunks, share, unless_empty, whole_or_rest
+from ._chunks import Chunk, Chunks, share, unless_empty, whole_or_rest
 from .geometry import ONE, Conv2d, Conv3d, Windows
 from .weight_tiles import ConvWeightTiles, takes_weight_gradient
 
@@ -83,7 +84,7 @@ def conv3d_weight(
     return b.prim_func("conv3d_weight", params, emit)
 
 
-def _emit(conv: Conv2d, depth: Windows, cpu: CPU, dy, x, dw) -> None:
+def _emit(conv: Conv2d, depth: Windows, cpu: CPU, dy: Half, x: Half, dw: Tensor) -> None:
     if amx.takes_tiles(cpu, dy, x) and depth == ONE and takes_weight_gradient(conv):
         with amx.imported():
             ConvWeightTiles(conv, cpu).emit(dy, x, dw)
@@ -146,11 +147,11 @@ class _Generator:
         self.is_at_once = self.chunks.is_one and depth.kernel == 1
         self.span = conv.height.span(self.chunks.rows)
 
-    def emit(self, dy, x, dw) -> None:
+    def emit(self, dy: Half, x: Half, dw: Tensor) -> None:
         size = b.count(self.conv.weight_shape) * self.depth.kernel
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
 
-    def _divided(self, dy, x, dw) -> None:
+    def _divided(self, dy: Half, x: Half, dw: Tensor) -> None:
         """Emit the loop over threads, each with a range of input and of output channels."""
         conv, tile = self.conv, self.tile
         between = self.taps > 1 and not self.is_at_once
@@ -174,7 +175,7 @@ class _Generator:
         """Return the number of ranges of input-channel blocks and of output-channel blocks, for the
         threads."""
 
-        def time(parts):
+        def time(parts: tuple[int, int]) -> tuple[float, int]:
             by_in, by_out = parts
             # Copying a block of X costs about as much as a tile of a 3x3 kernel.
             return ceil_div(self.in_blocks, by_in) * (
@@ -188,7 +189,9 @@ class _Generator:
         ]
         return min(grids, key=time)
 
-    def _chunk(self, chunk, dy, x, packed, sums, channels) -> None:
+    def _chunk(
+        self, chunk: Chunk, dy: Half, x: Half, packed: tirx.Buffer, sums: _Sums, channels: tuple
+    ) -> None:
         tile = self.tile
         group, ins, outs = channels
         with b.serial(*ins) as i:
@@ -210,11 +213,20 @@ class _Generator:
 
             whole_or_rest(i, self.in_vectors, tile.vectors, work)
 
-    def _pack(self, chunk, x, packed, group, vector, vectors: int, tap) -> None:
+    def _pack(
+        self,
+        chunk: Chunk,
+        x: Half,
+        packed: tirx.Buffer,
+        group: tirx.PrimExpr,
+        vector: tirx.PrimExpr,
+        vectors: int,
+        tap: tirx.PrimExpr,
+    ) -> None:
         """Copy the elements of X that a chunk reads of a block of input channels."""
         height, lanes, depth = self.conv.height, self.cpu.lanes, self.depth
 
-        def pack(i, volume, at) -> None:
+        def pack(i: tirx.PrimExpr, volume: tirx.PrimExpr, at: tirx.PrimExpr) -> None:
             plane = bind((volume * self.conv.in_channels + group * self.ins) * depth.size + at)
             with b.serial(0, vectors) as v:
                 target = bind((i * self.span * self.columns * self.tile.vectors + v) * lanes)
@@ -237,10 +249,12 @@ class _Generator:
                 with b.when(is_inside):
                     pack(i, volume, at)
 
-    def _finish_packing(self, packed, start, rows) -> None:
+    def _finish_packing(
+        self, packed: tirx.Buffer, start: tirx.PrimExpr, rows: tirx.PrimExpr
+    ) -> None:
         """Emit nothing."""
 
-    def _slice(self, image, tap) -> tuple:
+    def _slice(self, image: tirx.PrimExpr, tap: tirx.PrimExpr) -> tuple:
         """Return the volume of an image, its slice index, the slice of X that it reads, and whether
         that is in bounds.
 
@@ -252,7 +266,9 @@ class _Generator:
         is_inside = None if depth.is_inside else tirx.all(at >= 0, at < depth.size)
         return volume, index, at, is_inside
 
-    def _tiles(self, chunk, dy, packed, sums, place) -> None:
+    def _tiles(
+        self, chunk: Chunk, dy: Half, packed: tirx.Buffer, sums: _Sums, place: _Place
+    ) -> None:
         """Emit the tiles of some output channels: one for each row of the kernel."""
         kernel = self.conv.width.kernel
         with b.serial(0, self.conv.height.kernel) as row:
@@ -261,7 +277,16 @@ class _Generator:
                 self._tile(chunk, dy, packed, sums, place, row, taps)
         sums.finish(chunk, place)
 
-    def _tile(self, chunk, dy, packed, sums, place, kernel_row, taps: range) -> None:
+    def _tile(
+        self,
+        chunk: Chunk,
+        dy: Half,
+        packed: tirx.Buffer,
+        sums: _Sums,
+        place: _Place,
+        kernel_row: tirx.PrimExpr,
+        taps: range,
+    ) -> None:
         conv, lanes = self.conv, self.cpu.lanes
         width = conv.width
         stride, dilation = width.steps
@@ -273,13 +298,21 @@ class _Generator:
         for i in range(len(cells)):
             total[i] = self.vectors.splat(0)
 
-        def line(i, r, volume, index) -> None:
+        def line(
+            i: tirx.PrimExpr, r: tirx.PrimExpr, volume: tirx.PrimExpr, index: tirx.PrimExpr
+        ) -> None:
             image = (volume * conv.out_channels + place.out) * self.depth.number + index
             grad = bind(image * plane + (chunk.row + r) * width.number)
             row = r * conv.height.steps[0] + kernel_row * conv.height.steps[1]
             source = bind((i * self.span + row) * (self.columns * pixel))
 
-            def step(start, columns: Sequence[int], read, grad=grad, source=source) -> None:
+            def step(
+                start: tirx.PrimExpr,
+                columns: Sequence[int],
+                read: tuple[Callable, Callable],
+                grad: tirx.PrimExpr = grad,
+                source: tirx.PrimExpr = source,
+            ) -> None:
                 here, there = bind(grad + start), bind(source + start * (stride * pixel))
                 of_dy, of_x = read
                 for j in columns:
@@ -333,14 +366,18 @@ class _OfPairs(_Generator):
 
     multiply = staticmethod(add_products)
 
-    def _finish_packing(self, packed, start, rows) -> None:
+    def _finish_packing(
+        self, packed: tirx.Buffer, start: tirx.PrimExpr, rows: tirx.PrimExpr
+    ) -> None:
         """Pair the columns of rows of a vector of channels."""
         pixel, stride = self.tile.vectors * self.cpu.lanes, self.conv.width.steps[0]
         alone = min(stride, self.columns)
         with b.serial(0, rows) as row:
             here = bind(start + row * (self.columns * pixel))
 
-            def pair(column, following, here=here) -> None:
+            def pair(
+                column: tirx.PrimExpr, following: Callable, here: tirx.PrimExpr = here
+            ) -> None:
                 at = bind(here + column * pixel)
                 data = bind(self.vectors.load(packed, at))
                 self.vectors.store(packed, at, joined_widened(data, following(at)))
@@ -382,10 +419,17 @@ class _Sums:
     for all sums, or for the sums of one block if there is a single chunk.
     """
 
-    def __init__(self, generator: _Generator, dw, buffer):
+    def __init__(self, generator: _Generator, dw: Tensor, buffer: tirx.Buffer):
         self._g, self._dw, self._buffer = generator, dw, buffer
 
-    def add(self, chunk, place, kernel_row, cells, total) -> None:
+    def add(
+        self,
+        chunk: Chunk,
+        place: _Place,
+        kernel_row: tirx.PrimExpr,
+        cells: list[tuple[int, int, int]],
+        total: Accumulators,
+    ) -> None:
         """Add the sums of a tile to the sums of the previous chunks."""
         places = [self._kept(place, kernel_row, cell) for cell in cells]
         vectors = self._g.vectors
@@ -401,7 +445,9 @@ class _Sums:
         else:
             b.either(chunk.is_first, lambda: store(add=False), lambda: store(add=True))
 
-    def _kept(self, place, kernel_row, cell):
+    def _kept(
+        self, place: _Place, kernel_row: tirx.PrimExpr, cell: tuple[int, int, int]
+    ) -> tuple[tirx.Buffer, tirx.PrimExpr, None]:
         """Return the buffer and index of a vector, and the number of its channels that exist (None:
         all of them)."""
         (o, k, v), g = cell, self._g
@@ -415,14 +461,14 @@ class _Sums:
         tap = row * g.conv.width.kernel + k
         return self._buffer, (self._block(place, o, v) * g.taps + tap) * lanes, None
 
-    def _block(self, place, o, v):
+    def _block(self, place: _Place, o: Extent, v: Extent) -> Extent:
         """Return the index of a group of vectors, one for each tap."""
         g = self._g
         if g.is_at_once:
             return o * g.tile.vectors + v
         return (place.out + o) * g.in_vectors + place.vector + v
 
-    def finish(self, chunk, place) -> None:
+    def finish(self, chunk: Chunk, place: _Place) -> None:
         """Write the sums of all taps to dW after the last chunk."""
         g = self._g
         if g.taps == 1:

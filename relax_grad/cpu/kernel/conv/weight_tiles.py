@@ -14,7 +14,6 @@ summed in order, whatever the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import tvm.tirx.script.builder as T
@@ -24,7 +23,8 @@ from ...target import CPU
 from ..language import amx
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
-from ..language.halves import Half
+from ..language.halves import Half, Tensor
+from ..language.statements import Emit
 from ..matmul.pairs import only_first
 from ._amx_lines import Lines, elements_of
 from ._channels_last import channels_of_taps
@@ -103,12 +103,12 @@ class ConvWeightTiles:
         self.plane = self.reads * (self.pitch // 2)
         self.image = len(self.rows.remainders) * self.plane * _INS
 
-    def emit(self, dy: Half, x: Half, dw: tirx.Buffer | Half) -> None:
+    def emit(self, dy: Half, x: Half, dw: Tensor) -> None:
         """Emit the kernel."""
         size = b.count(self.conv.weight_shape)
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
 
-    def _divided(self, dy, x, dw) -> None:
+    def _divided(self, dy: Half, x: Half, dw: Tensor) -> None:
         """Emit the loop over threads, each with a range of input and of output channels."""
         conv, (by_in, by_out) = self.conv, self._parts()
         each_in, each_out = ceil_div(self.in_blocks, by_in), ceil_div(self.out_blocks, by_out)
@@ -132,7 +132,7 @@ class ConvWeightTiles:
         """Return the ranges of blocks of input and of output channels, for the threads."""
         cores = ceil_div(self.cpu.cores, self.conv.groups)
 
-        def time(parts):
+        def time(parts: tuple[int, int]) -> tuple[int, int]:
             by_in, by_out = parts
             # Copying a block of X costs as much as a few blocks of dY.
             each = ceil_div(self.in_blocks, by_in)
@@ -144,7 +144,7 @@ class ConvWeightTiles:
         ]
         return min(grids, key=time)
 
-    def _each_chunk(self, emit: Callable) -> None:
+    def _each_chunk(self, emit: Emit) -> None:
         down = ceil_div(self.height, self.lines)
         blocks = bind(as_expr(ceil_div(self.conv.batch, self.images)))
         with b.serial(0, blocks) as i, b.serial(0, down) as j:
@@ -155,7 +155,9 @@ class ConvWeightTiles:
             last = tirx.all(tirx.EQ(i, blocks - 1), tirx.EQ(j, const(down - 1)))
             emit(_Chunk(image, images, row, lines, bind(first), bind(last)))
 
-    def _chunk(self, chunk: _Chunk, dy, x, dw, buffers: tuple, channels: tuple) -> None:
+    def _chunk(
+        self, chunk: _Chunk, dy: Half, x: Half, dw: Tensor, buffers: tuple, channels: tuple
+    ) -> None:
         """Emit the products of a chunk."""
         (grads, lines, packed, sums), (group, ins, outs) = buffers, channels
         self._copy_grads(chunk, dy, grads, group, outs)
@@ -175,7 +177,9 @@ class ConvWeightTiles:
                 block = bind(((i - ins[0]) * number + o - outs[0]) * (self.taps * amx.SIZE))
                 self._finish(sums, block, dw, group, (i, o))
 
-    def _copy_grads(self, chunk: _Chunk, dy, grads, group, outs: tuple) -> None:
+    def _copy_grads(
+        self, chunk: _Chunk, dy: Half, grads: tirx.Buffer, group: tirx.PrimExpr, outs: tuple
+    ) -> None:
         """Emit the copy of dY as ``[channel][image][row][column]``, with zeros to whole tiles, and
         in place of channels that do not exist."""
         plane, lanes = self.height * self.width, self.vectors.lanes
@@ -185,10 +189,10 @@ class ConvWeightTiles:
         with b.serial(bind(outs[0] * _OUTS), bind(outs[1] * _OUTS)) as o:
             start = bind((o - outs[0] * _OUTS) * self.row)
 
-            def clear(start=start) -> None:
+            def clear(start: tirx.PrimExpr = start) -> None:
                 b.clear(grads, start, self.row)
 
-            def copy(o=o, start=start) -> None:
+            def copy(o: tirx.PrimExpr = o, start: tirx.PrimExpr = start) -> None:
                 with b.serial(0, chunk.images) as m:
                     channel = (chunk.image + m) * self.conv.out_channels + group * self.outs + o
                     here = bind(channel * plane + chunk.row * self.width)
@@ -209,7 +213,9 @@ class ConvWeightTiles:
             else:
                 copy()
 
-    def _copy_lines(self, chunk: _Chunk, x, lines, group, i) -> None:
+    def _copy_lines(
+        self, chunk: _Chunk, x: Half, lines: tirx.Buffer, group: tirx.PrimExpr, i: tirx.PrimExpr
+    ) -> None:
         """Emit the copy of the rows of X that a chunk reads of a block of channels, with their
         padding: ``[image][remainder and row][remainder of columns][channel][column]``."""
         conv, rows, columns = self.conv, self.rows, self.columns
@@ -231,15 +237,25 @@ class ConvWeightTiles:
                         if self.ins % _INS:
                             inside.append(channel < self.ins)
 
-                        def copy(to=to, here=here, across=across) -> None:
+                        def copy(
+                            to: tirx.PrimExpr = to, here: tirx.PrimExpr = here, across: int = across
+                        ) -> None:
                             self._copy_line(x, here, lines, to, across, length)
 
-                        def clear(to=to) -> None:
+                        def clear(to: tirx.PrimExpr = to) -> None:
                             b.clear(lines, to, length)
 
                         b.either(tirx.all(*inside), copy, clear)
 
-    def _copy_line(self, x, here, lines, to, remainder: int, length: int) -> None:
+    def _copy_line(
+        self,
+        x: Half,
+        here: tirx.PrimExpr,
+        lines: tirx.Buffer,
+        to: tirx.PrimExpr,
+        remainder: int,
+        length: int,
+    ) -> None:
         """Emit the copy of a row of a channel, with its padding."""
         axis = self.columns.axis
         begin, end = self.columns.inside(remainder, length)
@@ -257,7 +273,9 @@ class ConvWeightTiles:
         with b.serial(0, end - begin) as k:
             b.store(lines, to + begin + k, elements_of(x, start + k * step))
 
-    def _pack(self, chunk: _Chunk, lines, packed, column) -> None:
+    def _pack(
+        self, chunk: _Chunk, lines: tirx.Buffer, packed: tirx.Buffer, column: tirx.PrimExpr
+    ) -> None:
         """Emit the copy of a block of channels of X as pairs of the columns that a column of the
         kernel reads: squares of 16 channels and 16 pairs, transposed."""
         lanes, vectors, columns = self.vectors.lanes, self.vectors, self.columns
@@ -270,7 +288,13 @@ class ConvWeightTiles:
             target = bind(m * self.image + (j * self.plane + y * pairs) * _INS)
             with b.serial(0, _INS // lanes) as half:
 
-                def square(first, size: int, half=half, block=block, target=target) -> None:
+                def square(
+                    first: tirx.PrimExpr,
+                    size: int,
+                    half: tirx.PrimExpr = half,
+                    block: tirx.PrimExpr = block,
+                    target: tirx.PrimExpr = target,
+                ) -> None:
                     at = bind(x + 2 * first)
                     channels = [
                         _pairs(lines, bind((block + half * lanes + c) * self.line + at), lanes)
@@ -296,18 +320,18 @@ class ConvWeightTiles:
         chunks = {self.lines, self.height % self.lines or self.lines}
         return any(lines * self.pitch % _ELEMENTS for lines in chunks)
 
-    def _tail(self, m, row):
+    def _tail(self, m: tirx.PrimExpr, row: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the place of the copy of a tail."""
         number = m * self.conv.kernel[0] + row
         return bind(self.images * self.image + number * (amx.STEPS * _INS))
 
-    def _place(self, m, row):
+    def _place(self, m: tirx.PrimExpr, row: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the place of the pairs that the first row of an image reads at a row of the
         kernel."""
         j, y = self.rows.place(self.rows.axis.phases[0], row)
         return bind(m * self.image + (j * self.plane + y * (self.pitch // 2)) * _INS)
 
-    def _copy_tails(self, chunk: _Chunk, packed) -> None:
+    def _copy_tails(self, chunk: _Chunk, packed: tirx.Buffer) -> None:
         """Emit the copies of the pairs after the last whole tile, with zeros after them: what
         follows in memory are elements that other rows of the kernel read, which 0 may not be
         multiplied by."""
@@ -324,7 +348,9 @@ class ConvWeightTiles:
                 vector = vectors.load(packed, bind(source + whole * _INS + at), exists)
                 vectors.store(packed, target + at, vector)
 
-    def _add(self, chunk: _Chunk, grads: tuple, packed, sums: tuple, row) -> None:
+    def _add(
+        self, chunk: _Chunk, grads: tuple, packed: tirx.Buffer, sums: tuple, row: tirx.PrimExpr
+    ) -> None:
         """Emit the product of a tap for a block of output and of input channels."""
         (total, at), (buffer, start) = sums, grads
         size = bind(chunk.lines * self.pitch)
@@ -346,7 +372,14 @@ class ConvWeightTiles:
             amx.add(total, grad, (packed, place, 4 * _INS), steps, start=at)
         amx.store(total, start=at)
 
-    def _finish(self, sums, block, dw, group, blocks: tuple) -> None:
+    def _finish(
+        self,
+        sums: tirx.Buffer,
+        block: tirx.PrimExpr,
+        dw: Tensor,
+        group: tirx.PrimExpr,
+        blocks: tuple,
+    ) -> None:
         """Emit the copy of the sums of a block of channels to dW."""
         i, o = blocks
         lanes, taps = self.vectors.lanes, self.taps
@@ -363,7 +396,7 @@ class ConvWeightTiles:
                         self.vectors.store(kept, tap * lanes, vector)
                     target = bind((channel + first) * taps)
 
-                    def write(channels: int, target=target) -> None:
+                    def write(channels: int, target: tirx.PrimExpr = target) -> None:
                         source = kept, const(0)
                         channels_of_taps(self.vectors, source, taps, channels, (dw, target))
 
@@ -371,15 +404,21 @@ class ConvWeightTiles:
                     whole_or_rest(number, self.ins, lanes, write)
 
 
-def _ramp(base, own: tirx.Ramp):
+def _ramp(base: tirx.PrimExpr, own: tirx.Ramp) -> tirx.PrimExpr:
     return tirx.Ramp(base, const(1), int(own.lanes))
 
 
-def _pairs(lines, at, lanes: int):
+def _pairs(lines: tirx.Buffer, at: tirx.PrimExpr, lanes: int) -> tirx.PrimExpr:
     """Return consecutive pairs of elements."""
     return bind(tirx.reinterpret(f"float32x{lanes}", lines[tirx.Ramp(at, const(1), 2 * lanes)]))
 
 
-def _copy_bits(target, at, source, start, number: Extent) -> None:
+def _copy_bits(
+    target: tirx.Buffer,
+    at: tirx.PrimExpr,
+    source: tirx.Buffer,
+    start: tirx.PrimExpr,
+    number: Extent,
+) -> None:
     """Emit the copy of consecutive elements of 16 bits."""
     b.copy(target, at, source, start, number)

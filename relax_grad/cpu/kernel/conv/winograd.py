@@ -29,6 +29,8 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from ..language.halves import Tensor
+from ..language.statements import Emit
 from ..language.stealing import shared
 from ..matmul.tile import multiply_add
 from ._channels_last import taps_of_channels, unpack_row
@@ -232,16 +234,16 @@ class _Generator:
             return ceil_div(self.batch, ceil_div(self.batch, images))
         return min(images, 8)
 
-    def emit(self, source, weight, target) -> None:
+    def emit(self, source: Tensor, weight: Tensor, target: Tensor) -> None:
         turned = b.scratch(self.cells * self.weight_plane)
         self._weight(weight, turned)
         (self._fused if self.is_fused else self._stepwise)(source, turned, target)
 
-    def _buffers(self):
+    def _buffers(self) -> tuple[tirx.Buffer, tirx.Buffer]:
         """Allocate ``[cell][slice][square][channel]`` for data and results."""
         return tuple(b.scratch(self.cells * plane) for plane in (self.in_plane, self.out_plane))
 
-    def _fused(self, source, weight, target) -> None:
+    def _fused(self, source: Tensor, weight: Tensor, target: Tensor) -> None:
         parts = ceil_div(self.tall, self.rows)
         with shared(self.batch * (self.blocks * parts), self.cpu.cores) as task:
             image, row = bind(task // (self.blocks * parts)), bind(task % parts * self.rows)
@@ -257,12 +259,12 @@ class _Generator:
             with b.serial(0, part.slices) as i:
                 self._results(results, target, part, (const(0), i), (row, rows))
 
-    def _stepwise(self, source, weight, target) -> None:
+    def _stepwise(self, source: Tensor, weight: Tensor, target: Tensor) -> None:
         parts = ceil_div(self.tall, ceil_div(self.tall, 2))
         size = ceil_div(self.tall, parts)
         data, results = self._buffers()
 
-        def each_part(images, slices, emit: Callable) -> None:
+        def each_part(images: Extent, slices: Extent, emit: Emit) -> None:
             with shared(images * slices * parts, self.cpu.cores) as task:
                 i, row = bind(task // parts), bind(task % parts * size)
                 rows = bind(tirx.min(const(size), self.tall - row))
@@ -283,12 +285,10 @@ class _Generator:
                 cell, panel = bind(task // self.panels), bind(task % self.panels)
                 self._multiply(data, weight, results, part, cell, panel, tiles)
             each_part(
-                images,
-                part.slices,
-                lambda at, rows: self._results(results, target, part, at, rows),
+                images, part.slices, lambda at, rows: self._results(results, target, part, at, rows)
             )
 
-    def _tiles(self, data, slices: Extent, squares) -> tirx.PrimExpr:
+    def _tiles(self, data: Tensor, slices: Extent, squares: Extent) -> tirx.PrimExpr:
         """Return the number of tiles of some squares; clear the other squares of the last tile, in
         each element and slice."""
         tiles = bind(ceil_div(squares, self.tile_rows))
@@ -300,7 +300,7 @@ class _Generator:
 
     # Transforms
 
-    def _weight(self, weight, turned) -> None:
+    def _weight(self, weight: Tensor, turned: tirx.Buffer) -> None:
         """Transform the weight to ``[cell][panel][tap][source channel][channel of the panel]``,
         where the taps are those along the depth."""
         conv, lanes, taps = self.conv, self.cpu.lanes, self.slices.taps
@@ -321,7 +321,9 @@ class _Generator:
                 start, step = bind(start * size), step * size
                 at = bind((panel * taps + tap) * self.weight_slice + c * self.panel + place)
 
-                def vectors(channels: int, start=start, step=step, at=at) -> None:
+                def vectors(
+                    channels: int, start: Extent = start, step: int = step, at: Extent = at
+                ) -> None:
                     values = taps_of_channels(self.vectors, (weight, start, step), size, channels)
                     values = values[::-1] if self.slices.is_flipped else values
                     rows = [values[i : i + width] for i in range(0, size, width)]
@@ -335,7 +337,7 @@ class _Generator:
                 def existing() -> None:
                     whole_or_rest(block, conv.out_channels, lanes, vectors)
 
-                def missing(at=at) -> None:
+                def missing(at: tuple = at) -> None:
                     with b.serial(0, self.cells) as cell:
                         b.clear(turned, at + cell * self.weight_plane, lanes)
 
@@ -344,12 +346,12 @@ class _Generator:
                 else:
                     b.either(block < blocks, existing, missing)
 
-    def _square(self, at: tuple, row) -> tirx.PrimExpr:
+    def _square(self, at: tuple, row: int) -> tirx.PrimExpr:
         """Return the index of the first square of a row, in the slice of its image."""
         image, _ = at
         return image * (self.tall * self.wide) + row * self.wide
 
-    def _data(self, source, data, part: Part, at: tuple, rows: tuple) -> None:
+    def _data(self, source: Tensor, data: Tensor, part: Part, at: tuple, rows: tuple) -> None:
         """Transform rows of squares of a slice; ``at`` has its image and its index in the part."""
         image, phase = self._image(part.first + at[0])
         axis = self.slices.axis
@@ -371,7 +373,9 @@ class _Generator:
             (data, bind(at[1] * self.in_slice + first * self.ins), self.ins, self.in_plane),
         )
 
-    def _results(self, results, target, part: Part, at: tuple, rows: tuple) -> None:
+    def _results(
+        self, results: tirx.Buffer, target: Tensor, part: Part, at: tuple, rows: tuple
+    ) -> None:
         """Transform rows of squares of a slice back, and write them to the image."""
         conv, lanes = self.conv, self.cpu.lanes
         square, across = self.height.size, self.width.size
@@ -402,7 +406,7 @@ class _Generator:
             plane = (image * conv.out_channels + channel) * depth + part.slice + at[1]
             start = bind(plane * height + top)
 
-            def write(channels: int, top=top, start=start) -> None:
+            def write(channels: int, top: Extent = top, start: Extent = start) -> None:
                 with b.serial(0, square) as r:
                     down = r * self.height.apart
                     place = target, (start + down) * width, depth * height * width
@@ -411,7 +415,7 @@ class _Generator:
 
             whole_or_rest(block, conv.out_channels, lanes, write)
 
-    def _image(self, index) -> tuple:
+    def _image(self, index: Extent) -> tuple:
         """Return an image, and the index of one of its interleaved images."""
         phases = self.height.phases
         if phases == 1:
@@ -420,7 +424,16 @@ class _Generator:
 
     # Products
 
-    def _multiply(self, data, weight, results, part: Part, cell, panel, tiles) -> None:
+    def _multiply(
+        self,
+        data: Tensor,
+        weight: Tensor,
+        results: tirx.Buffer,
+        part: Part,
+        cell: Extent,
+        panel: Extent,
+        tiles: Extent,
+    ) -> None:
         """Emit the matrix product of one element of the squares and one panel of channels."""
         depth, slices = self.conv.in_channels, self.slices
         base = bind(cell * self.weight_plane + panel * (slices.taps * self.weight_slice))
@@ -448,7 +461,17 @@ class _Generator:
                     add=first > 0,
                 )
 
-    def _tile(self, data, weight, results, depth: int, index, start, *, add: bool) -> None:
+    def _tile(
+        self,
+        data: tuple[tirx.Buffer, tirx.PrimExpr],
+        weight: tuple[tirx.Buffer, tirx.PrimExpr],
+        results: tuple[tirx.Buffer, tirx.PrimExpr],
+        depth: int,
+        index: Extent,
+        start: Extent,
+        *,
+        add: bool,
+    ) -> None:
         """Emit a tile of the results of an element of the squares, in slice ``index`` of the
         target; each tensor is a buffer and an offset."""
         (values, at), (factors, begin), (sums, place) = data, weight, results
@@ -457,7 +480,7 @@ class _Generator:
         def each(step: Callable) -> None:
             """Emit the sum over the taps along the depth, and over channels."""
 
-            def of_tap(slice_, tap) -> None:
+            def of_tap(slice_: Extent, tap: Extent) -> None:
                 read = bind(at + slice_ * self.in_slice)
                 of_weight = bind(begin + tap * self.weight_slice)
                 round_ = gcd(depth, self.cpu.tuning.convolutions.winograd_round)

@@ -28,6 +28,8 @@ from ...limits import Convolutions
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
+from ..language.halves import Tensor
+from ..language.statements import Emit
 from ..language.stealing import shared
 from ..matmul.tile import multiply_add
 from ._channels_last import channels_of_taps
@@ -122,10 +124,10 @@ class _Generator:
         self.in_plane = apart(self.depth.size * self.in_slice)
         self.out_plane = apart(self.depth.number * self.out_slice)
 
-    def emit(self, dy, x, dw) -> None:
+    def emit(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
         unless_empty(self.conv.batch, dw, self.size, self.vectors, lambda: self._sum(dy, x, dw))
 
-    def _sum(self, dy, x, dw) -> None:
+    def _sum(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
         sums = b.scratch(self.parts * self.matrices * self.sum_plane)
         parts = bind(tirx.min(const(self.parts), as_expr(self.chunks.number)))
         tensors = dy, x, sums
@@ -137,7 +139,14 @@ class _Generator:
             self._add_chunks(tensors, parts, const(0), parts, self.parts)
         self._finish(sums, parts, dw)
 
-    def _add_chunks(self, tensors: tuple, parts, first, number, most: int) -> None:
+    def _add_chunks(
+        self,
+        tensors: tuple,
+        parts: tirx.PrimExpr,
+        first: tirx.PrimExpr,
+        number: tirx.PrimExpr,
+        most: int,
+    ) -> None:
         """Add the products of the chunks of a number of parts, at most ``most``, from the first one
         on; a chunk of each of them at a time."""
         dy, x, sums = tensors
@@ -145,14 +154,14 @@ class _Generator:
         grads = b.scratch(most * self.cells * self.out_plane)
         chunks = as_expr(self.chunks.number)
 
-        def start_of(part) -> tirx.Var:
+        def start_of(part: tirx.PrimExpr) -> tirx.Var:
             """Return the first chunk of a part."""
             return bind(b.quotient(part * chunks, parts))
 
         steps = b.quotient(chunks + (parts - 1), parts)
         with b.serial(0, bind(steps)) as step:
 
-            def run_tasks(tasks: Extent, emit: Callable, step=step) -> None:
+            def run_tasks(tasks: Extent, emit: Emit, step: tirx.PrimExpr = step) -> None:
                 """Emit ``emit(part, buffers, chunk, task)`` for the tasks of the chunk of each
                 part."""
                 with shared(number * tasks, self.cpu.cores) as index:
@@ -166,14 +175,20 @@ class _Generator:
                     with b.when(at < start_of(part + 1)):
                         emit(part, buffers, self.chunks.at(at), task)
 
-            def add(part, buffers, chunk, task, step=step) -> None:
+            def add(
+                part: tirx.PrimExpr,
+                buffers: tuple,
+                chunk: Chunk,
+                task: tirx.PrimExpr,
+                step: tirx.PrimExpr = step,
+            ) -> None:
                 place = sums, bind(part * (self.matrices * self.sum_plane))
                 self._add(buffers, place, chunk, task, is_first=tirx.EQ(step, const(0)))
 
             run_tasks(self.transforms_of_chunk, lambda _, *rest: self._transform((dy, x), *rest))
             run_tasks(self.matrices * self.panels, add)
 
-    def _transform(self, tensors: tuple, buffers: tuple, chunk: Chunk, task) -> None:
+    def _transform(self, tensors: tuple, buffers: tuple, chunk: Chunk, task: tirx.PrimExpr) -> None:
         """Transform the squares of some rows of a slice of a chunk."""
         (dy, x), ((data, of_data), (grads, of_grads)) = tensors, buffers
         conv, depth = self.conv, self.depth
@@ -225,14 +240,22 @@ class _Generator:
                     with b.when(slice_ < number):
                         emit()
 
-    def _image(self, index) -> tuple:
+    def _image(self, index: tirx.PrimExpr) -> tuple:
         """Return an image, and the index of one of its interleaved images."""
         phases = self.height.phases
         if phases == 1:
             return bind(index), const(0)
         return bind(index // phases), bind(index % phases)
 
-    def _add(self, buffers: tuple, place_of_sums: tuple, chunk: Chunk, task, *, is_first) -> None:
+    def _add(
+        self,
+        buffers: tuple,
+        place_of_sums: tuple,
+        chunk: Chunk,
+        task: tirx.PrimExpr,
+        *,
+        is_first: tirx.PrimExpr,
+    ) -> None:
         """Add the products of a chunk for one tap along the depth, one element of the squares, and
         one panel of input channels."""
         ((data, of_data), (grads, of_grads)), (sums, of_sums) = buffers, place_of_sums
@@ -258,10 +281,15 @@ class _Generator:
             factors = bind(of_data + cell * self.in_plane + begin * self.ins + panel * self.panel)
             place = bind(of_sums + index * self.sum_plane + out * self.ins + panel * self.panel)
 
-            def each(step: Callable, values=values, factors=factors, number=number) -> None:
+            def each(
+                step: Callable,
+                values: tirx.PrimExpr = values,
+                factors: tirx.PrimExpr = factors,
+                number: tirx.PrimExpr = number,
+            ) -> None:
                 """Emit the sum over slices and squares."""
 
-                def of_slice(grad, data) -> None:
+                def of_slice(grad: tirx.PrimExpr, data: tirx.PrimExpr) -> None:
                     with b.serial(0, number) as k:
                         step((grad + k * self.outs, data + k * self.ins))
 
@@ -286,7 +314,7 @@ class _Generator:
                 each=each,
             )
 
-    def _finish(self, sums, parts, dw) -> None:
+    def _finish(self, sums: tirx.Buffer, parts: tirx.PrimExpr, dw: Tensor) -> None:
         """Add the sums of all parts, and transform them to the gradients of the taps."""
         conv, lanes, slices = self.conv, self.cpu.lanes, self.depth.kernel
         number = prod(conv.kernel)
@@ -322,7 +350,9 @@ class _Generator:
                     ),
                 )
 
-    def _add_parts(self, sums, parts, out, totals) -> None:
+    def _add_parts(
+        self, sums: tirx.Buffer, parts: tirx.PrimExpr, out: tirx.PrimExpr, totals: tirx.Buffer
+    ) -> None:
         """Add the sums of all parts for an output channel, ``[plane][input channel]``."""
         lanes = self.cpu.lanes
         with b.serial(0, self.matrices) as i, b.serial(0, self.ins // lanes) as v:

@@ -190,7 +190,7 @@ def softplus(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     return bind(tirx.Max(like(x, 0.0), x) + functions.log1p(e, bind))
 
 
-def _normal_density(a, bind: Callable) -> tuple:
+def _normal_density(a: tirx.PrimExpr, bind: Callable) -> tuple:
     """Return p and an int32 n such that ``exp(-a**2 / 2)`` is ``(1 + p) * 2**n``, for a between 0
     and 16.
 
@@ -207,12 +207,12 @@ def _normal_density(a, bind: Callable) -> tuple:
     return bind(polynomial(q, _DENSITY, bind) * (q * q) - q * like(q, 0.5)), n
 
 
-def _leading(x, bind: Callable):
+def _leading(x: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return the 12 leading bits of a number."""
     return bind(as_bits(as_bits(x, "int32") & like(x, -4096, "int32"), "float32"))
 
 
-def _tanh_exponential(a, square, bind: Callable) -> tuple:
+def _tanh_exponential(a: tirx.PrimExpr, square: tirx.PrimExpr, bind: Callable) -> tuple:
     """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``(1 + p) * 2**n``, for a
     float64 a.
 
@@ -222,14 +222,18 @@ def _tanh_exponential(a, square, bind: Callable) -> tuple:
     return split_exp2(bind(a * slope), bind)
 
 
-def _sigmoid_tail(a, p, n, bind: Callable):
+def _sigmoid_tail(
+    a: tirx.PrimExpr, p: tirx.PrimExpr, n: tirx.PrimExpr, bind: Callable
+) -> tirx.PrimExpr:
     """Return ``a * e / (1 + e)`` for an exponential ``e = p * 2**n`` with n between -190 and 0."""
     p = raised(p, n, bind)
     e = bind(p * like(a, LOWERED))
     return bind(a * p / (like(a, 1.0) + e) * like(a, LOWERED))
 
 
-def _lowered(factor, p, n, bind: Callable):
+def _lowered(
+    factor: tirx.PrimExpr, p: tirx.PrimExpr, n: tirx.PrimExpr, bind: Callable
+) -> tirx.PrimExpr:
     """Return ``factor * (1 + p) * 2**n``, which may be subnormal, for n between -190 and 0.
 
     The sum of 1 and p is not rounded separately.
@@ -237,7 +241,7 @@ def _lowered(factor, p, n, bind: Callable):
     return bind(raised(bind(factor * p + factor), n, bind) * like(factor, LOWERED))
 
 
-def _slope(x, tail, bind: Callable):
+def _slope(x: tirx.PrimExpr, tail: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return the derivative of x times a CDF, given its value at ``-abs(x)``; NaN at both
     infinities."""
     slope = bind(tirx.Select(x < like(x, 0.0), tail, like(x, 1.0) - tail))
@@ -245,7 +249,7 @@ def _slope(x, tail, bind: Callable):
     return bind(tirx.Select(is_finite, slope, like(x, float("nan"))))
 
 
-def _positive_part(x, bind: Callable):
+def _positive_part(x: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return the maximum of x and 0; NaN at minus infinity."""
     half = like(x, 0.5)
     return bind(half * x + half * magnitude(x))

@@ -26,7 +26,7 @@ from ...target import CPU
 from . import builder as b
 from ._amx_code import COLUMNS, LANES, LLVM, ROWS, STEPS
 from .builder import Extent, as_expr, const
-from .halves import Half
+from .halves import Half, Tensor
 
 __all__ = [
     "COLUMNS",
@@ -49,7 +49,7 @@ __all__ = [
 SIZE = ROWS * COLUMNS
 
 
-def takes_tiles(cpu: CPU, *factors: tirx.Buffer | Half) -> bool:
+def takes_tiles(cpu: CPU, *factors: Tensor) -> bool:
     """Tell whether the factors of a product are bfloat16, and the CPU multiplies their tiles."""
     return cpu.tiles and all(isinstance(x, Half) and x.dtype == "bfloat16" for x in factors)
 
@@ -134,13 +134,13 @@ def scratch(number: int = 1) -> tirx.Buffer:
     return sums
 
 
-def _call(name: str, *arguments) -> None:
+def _call(name: str, *arguments: tirx.PrimExpr) -> None:
     T.evaluate(tirx.call_extern("int32", f"relax_grad_tiles_{name}", *arguments))
 
 
-def _at(buffer: tirx.Buffer | Half, index):
+def _at(buffer: Tensor, index: Extent) -> tirx.PrimExpr:
     return tirx.address_of((buffer.raw if isinstance(buffer, Half) else buffer)[index])
 
 
-def _long(value: Extent):
+def _long(value: Extent) -> tirx.PrimExpr:
     return tirx.Cast("int64", as_expr(value))

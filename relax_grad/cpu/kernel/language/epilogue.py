@@ -14,7 +14,7 @@ import tvm.tirx.script.builder as T
 from tvm import tirx
 
 from .extents import Extent, count
-from .halves import Half
+from .halves import Half, Tensor
 from .statements import computed
 
 #: The shape of the bias that a kernel adds to its result, or None.
@@ -72,7 +72,7 @@ def with_bias_param(params: Sequence[tuple[str, Sequence, str]]) -> tuple[list[t
     return [*params[:-1], ("bias", shape, "float32"), params[-1]], True
 
 
-def finish(target: Half, shape: Sequence[Extent], bias: tirx.Buffer | Half | None) -> None:
+def finish(target: Half, shape: Sequence[Extent], bias: Tensor | None) -> None:
     """Let the buffer of a kernel's result, of a shape, add a bias and apply ReLU, as
     :func:`with_bias` and :func:`rectified` ask for."""
     if bias is not None:
@@ -95,7 +95,7 @@ class ChannelBias:
         The number of elements for each index of the first two axes.
     """
 
-    numbers: tirx.Buffer | Half
+    numbers: Tensor
     channels: Extent
     plane: Extent
 
@@ -120,7 +120,7 @@ class ChannelBias:
         return computed(tirx.Cast("int32", tirx.truncmod(plane, _unsigned(self.channels))))
 
 
-def biases_from(target: tirx.Buffer | Half, index: tirx.PrimExpr) -> Callable[[int], object]:
+def biases_from(target: Tensor, index: tirx.PrimExpr) -> Callable[[int], object]:
     """Return a function from c to the number that is added to the c-th channel from an element of a
     result on, of the same image; to None if no bias is added.
 

@@ -62,7 +62,7 @@ def expression(function: Callable, *arguments: tirx.PrimExpr) -> tirx.PrimExpr:
     """
     names: list[tuple[tirx.Var, tirx.PrimExpr]] = []
 
-    def bind(value):
+    def bind(value: tirx.PrimExpr) -> tirx.PrimExpr:
         names.append((tirx.Var(f"t{len(names)}", value.ty.dtype), value))
         return names[-1][0]
 
@@ -95,7 +95,7 @@ def exp_or_0(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     return _normal_exp(bind(tirx.Max(like(x, -88.0), x)), bind)
 
 
-def _normal_exp(x, bind: Callable):
+def _normal_exp(x: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return e to the power of x, for NaN and for x in [-87, 88], where the results are normal
     numbers."""
     n, r = reduced(x, bind, _BIAS)
@@ -157,7 +157,7 @@ def log_of_normal(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr
     return bind(tirx.Select(x < like(x, float("inf")), result, x))
 
 
-def _log_of_parts(f, e, bind: Callable):
+def _log_of_parts(f: tirx.PrimExpr, e: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return the natural logarithm of ``(1 + f) * 2**e``: Cephes' logf."""
     s = bind(f * f)
     p = polynomial(
@@ -202,7 +202,9 @@ def power(x: tirx.PrimExpr, y: tirx.PrimExpr, bind: Callable = emit_bind) -> tir
     return _at_the_edges(x, y, scaled(p + like(x, 1.0), n, bind), bind)
 
 
-def _at_the_edges(x, y, positive, bind: Callable):
+def _at_the_edges(
+    x: tirx.PrimExpr, y: tirx.PrimExpr, positive: tirx.PrimExpr, bind: Callable
+) -> tirx.PrimExpr:
     """Return x to the power of y with the special cases, given the power for a positive, finite
     x."""
     base, exponent = bind(as_bits(x, "int32")), bind(as_bits(y, "int32"))
@@ -228,7 +230,9 @@ def _at_the_edges(x, y, positive, bind: Callable):
     return bind(as_bits(_chosen(_is_0(exponent_size), one, result, bind), "float32"))
 
 
-def _chosen(mask, first, second, bind: Callable):
+def _chosen(
+    mask: tirx.PrimExpr, first: tirx.PrimExpr, second: tirx.PrimExpr, bind: Callable
+) -> tirx.PrimExpr:
     """Return the int32 that a mask selects: the first if it is all ones, the second if it is all
     zeros.
 
@@ -238,28 +242,28 @@ def _chosen(mask, first, second, bind: Callable):
     return bind(second ^ ((first ^ second) & mask))
 
 
-def _is_negative(n):
+def _is_negative(n: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the mask of negative numbers."""
     return tirx.Max(like(n, -1, "int32"), tirx.Min(like(n, 0, "int32"), n))
 
 
-def _without_sign(bits):
+def _without_sign(bits: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return bits without the sign bit; not by a mask of the others, which TVM 0.26 turns into a
     remainder by 2**31."""
     return bits ^ (bits & like(bits, -(2**31), "int32"))
 
 
-def _exceeds(n, limit: int):
+def _exceeds(n: tirx.PrimExpr, limit: int) -> tirx.PrimExpr:
     """Return the mask of the numbers that exceed a limit, among non-negative ones."""
     return _is_negative(like(n, limit, "int32") - n)
 
 
-def _is_0(n):
+def _is_0(n: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the mask of zeros, among non-negative numbers."""
     return _is_negative(n - like(n, 1, "int32"))
 
 
-def _differ(a, b, bind: Callable):
+def _differ(a: tirx.PrimExpr, b: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return the mask of inequality of two bit patterns."""
     bits = bind(a ^ b)
     return _is_negative(bits | (like(a, 0, "int32") - bits))
@@ -369,7 +373,7 @@ def atanh(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     return bind(_with_sign(bind(tirx.Select(a < like(x, 1.0), half, ended)), x))
 
 
-def _split(x, bind: Callable) -> tuple:
+def _split(x: tirx.PrimExpr, bind: Callable) -> tuple:
     """Return m between sqrt(1/2) and sqrt(2), and e, such that ``m * 2**e`` is the magnitude of a
     finite x."""
     size = bind(_without_sign(bind(as_bits(x, "int32"))))
@@ -381,7 +385,7 @@ def _split(x, bind: Callable) -> tuple:
     return m, bind(e - tirx.Cast(x.ty.dtype, shift))
 
 
-def _normal_parts(bits, bind: Callable) -> tuple:
+def _normal_parts(bits: tirx.PrimExpr, bind: Callable) -> tuple:
     """Return m and e, like :func:`_split`, from the bits of a positive normal number."""
     # The exponent for a significand m of at least sqrt(1/2), and that significand.
     e = bind((bits - like(bits, _ROOT_BITS, "int32")) >> like(bits, 23, "int32"))
@@ -446,7 +450,7 @@ def like(x: tirx.PrimExpr, value: float, dtype: str = "float32") -> tirx.PrimExp
     return constant if _lanes(x) == 1 else tirx.Broadcast(constant, _lanes(x))
 
 
-def _lanes(x) -> int:
+def _lanes(x: tirx.PrimExpr) -> int:
     return int(str(x.ty.dtype).partition("x")[2] or 1)
 
 
@@ -459,7 +463,7 @@ def magnitude(x: tirx.PrimExpr) -> tirx.PrimExpr:
     return as_bits(as_bits(x, "int32") & like(x, 0x7FFFFFFF, "int32"), "float32")
 
 
-def _with_sign(magnitude, x):
+def _with_sign(magnitude: tirx.PrimExpr, x: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a non-negative number with the sign of x."""
     sign = as_bits(x, "int32") & like(x, -(2**31), "int32")
     return as_bits(as_bits(magnitude, "int32") | sign, "float32")

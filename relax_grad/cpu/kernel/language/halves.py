@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from typing import TypeAlias
 
 import tvm.tirx.script.builder as T
 from tvm import tirx
@@ -126,7 +127,11 @@ class Half:
         return rectified(value, lanes) if self.rectifies else value
 
 
-def widens_slowly(tensor: tirx.Buffer | Half) -> bool:
+#: A tensor of a kernel as a flat buffer, which is read and written as float32.
+Tensor: TypeAlias = "tirx.Buffer | Half"
+
+
+def widens_slowly(tensor: Tensor) -> bool:
     """Tell whether single elements of a tensor take long to widen; vectors take less time."""
     return isinstance(tensor, Half) and tensor.dtype == "float16"
 
@@ -170,7 +175,7 @@ def _of_lanes(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
-def _lanes_of(expr) -> int:
+def _lanes_of(expr: tirx.PrimExpr) -> int:
     if isinstance(expr, Ramp):
         return int(expr.lanes)
     if isinstance(expr, int):
@@ -178,6 +183,6 @@ def _lanes_of(expr) -> int:
     return int(str(expr.ty.dtype).partition("x")[2] or 1)
 
 
-def _like(value: float, lanes: int, dtype: str = "uint32"):
+def _like(value: float, lanes: int, dtype: str = "uint32") -> tirx.PrimExpr:
     constant = tirx.const(value, dtype)
     return constant if lanes == 1 else Broadcast(constant, lanes)

@@ -9,7 +9,7 @@ from tvm import tirx
 
 from . import builder as b
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
-from .halves import Half
+from .halves import Tensor
 
 #: The sums of all parts up to which one thread adds them.
 _FEW_SUMS = 32 * 1024
@@ -18,7 +18,7 @@ _FEW_SUMS = 32 * 1024
 def add_parts(
     vectors: Vectors,
     sums: tirx.Buffer,
-    target: tirx.Buffer | Half,
+    target: Tensor,
     sizes: tuple[int, int],
     cores: int,
 ) -> None:
@@ -39,7 +39,7 @@ def add_parts(
     """
     parts, size = sizes
 
-    def add(start, number) -> None:
+    def add(start: tirx.PrimExpr, number: Extent | None) -> None:
         total = Accumulators(vectors, 1)
         total[0] = vectors.load(sums, start, number)
         for part in range(1, parts):
@@ -92,7 +92,7 @@ class Sums:
         reduction.
         """
 
-        def add(offset, number, i) -> None:
+        def add(offset: tirx.PrimExpr, number: Extent | None, i: int) -> None:
             for k, term in enumerate(terms(offset, number)):
                 at = k * self.UNROLL + i
                 self._all[at] = self._combine(self._all[at], term)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeAlias
 
 import tvm.tirx.script.builder as T
 import tvm_ffi
@@ -21,6 +22,10 @@ _SCOPES: ContextVar[list[list[tirx.Buffer]]] = ContextVar("scopes")
 
 #: Whether parallel loops run in one thread.
 _ONE_THREAD: ContextVar[bool] = ContextVar("one_thread", default=False)
+
+
+#: Emits statements for some values, such as the index of a loop.
+Emit: TypeAlias = "Callable[..., None]"
 
 
 @contextmanager
@@ -42,7 +47,7 @@ def scopes() -> Iterator[None]:
 
 
 @contextmanager
-def _block():
+def _block() -> Iterator[None]:
     """Extend the lifetime of the buffers of a block to its end."""
     _SCOPES.get().append([])
     yield
@@ -170,15 +175,15 @@ def clear(target: tirx.Buffer, at: tirx.PrimExpr, number: Extent) -> None:
     _call("llvm.memset", _address(target, at), zero, _bytes(target, number), is_volatile)
 
 
-def _address(buffer: tirx.Buffer, index):
+def _address(buffer: tirx.Buffer, index: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.address_of((buffer.raw if isinstance(buffer, Half) else buffer)[index])
 
 
-def _call(name: str, *arguments) -> None:
+def _call(name: str, *arguments: tirx.PrimExpr) -> None:
     T.evaluate(tirx.op.call_llvm_intrin("void", name, *arguments))
 
 
-def _bytes(buffer: tirx.Buffer, number):
+def _bytes(buffer: tirx.Buffer, number: Extent) -> tirx.PrimExpr:
     return tirx.Cast("int64", as_expr(number)) * tvm_ffi.dtype(str(buffer.dtype)).itemsize
 
 

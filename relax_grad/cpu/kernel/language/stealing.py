@@ -131,7 +131,7 @@ class Stealing:
         """
         own = b.scratch(1, "int32")
 
-        def take(part) -> None:
+        def take(part: tirx.PrimExpr) -> None:
             _take(own, self._taken, number * self._threads + part)
 
         first, last = range_of(thread, self._threads, self._items)
@@ -188,16 +188,16 @@ def shared(items: Extent, threads: int) -> Iterator[tirx.PrimExpr]:
                     _take(own, taken, part)
 
 
-def _take(own: tirx.Buffer, counters: tirx.Buffer, number) -> None:
+def _take(own: tirx.Buffer, counters: tirx.Buffer, number: tirx.PrimExpr) -> None:
     """Emit a thread's claim of the next item that a counter counts."""
     counter = _counter(counters, number)
     b.store(own, const(0), tirx.call_extern("int32", "relax_grad_take", counter))
 
 
-def _counter(counters: tirx.Buffer, number):
+def _counter(counters: tirx.Buffer, number: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the address of a counter; each has its own cache line."""
     return tirx.address_of(counters[number * LINE])
 
 
-def _call(name: str, *arguments) -> None:
+def _call(name: str, *arguments: tirx.PrimExpr) -> None:
     T.evaluate(tirx.call_extern("int32", name, *arguments))

@@ -16,7 +16,7 @@ from tvm.ir import Call, Op
 
 from ....ir.compat import loaded_buffer, structural_map
 from .extents import const
-from .halves import Half
+from .halves import Half, Tensor
 from .statements import bind
 
 #: The minimum number of bytes read and written. With a cache of 32 MiB, a relu that reads and
@@ -52,7 +52,7 @@ define void @relax_grad_streamed{lanes}() {{
 """
 
 
-def are_large(tensors: Iterable[tirx.Buffer | Half]) -> bool | tirx.PrimExpr:
+def are_large(tensors: Iterable[Tensor]) -> bool | tirx.PrimExpr:
     """Tell whether flat tensors, none of them in half precision, have more bytes than the caches
     hold.
 
@@ -98,7 +98,7 @@ def fence(lanes: int) -> None:
 def without_streams(body: tirx.Stmt) -> tirx.Stmt:
     """Return statements with usual stores instead of non-temporal ones."""
 
-    def store(node: tirx.Evaluate):
+    def store(node: tirx.Evaluate) -> tirx.PrimExpr:
         call = node.value
         if not isinstance(call, Call) or call.op != _CALL_EXTERN:
             return node

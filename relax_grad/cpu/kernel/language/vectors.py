@@ -11,7 +11,7 @@ from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 from ....ir.compat import masked_load, masked_store
 from .extents import Extent, as_expr, ceil_div, const
 from .halves import Half
-from .statements import bind, opaque, scratch, serial, store, when
+from .statements import Emit, bind, opaque, scratch, serial, store, when
 
 #: Buffers of at least this size become separate allocations; LLVM keeps smaller ones in registers.
 _REGISTER_BYTES = 1024
@@ -137,10 +137,10 @@ class Vectors:
             last = bind(tirx.max(left - 1, const(0)))
             offsets = [bind(tirx.min(const(i), last) * step) for i in range(self.lanes)]
 
-        def square(k, number) -> None:
+        def square(k: tirx.PrimExpr, number: Extent | None) -> None:
             size = as_expr(self.lanes if number is None else number)
 
-            def row(i):
+            def row(i: int) -> tirx.PrimExpr:
                 exists = number
                 if left is not None and not repeats:
                     exists = tirx.Select(left > i, size, const(0))
@@ -191,9 +191,7 @@ class Vectors:
             vector = (opaque if size > 1 else bind)(combine(*halves))
         return vector
 
-    def each(
-        self, extent: Extent, emit: Callable, unroll: int = 1, *, has_rest: bool = True
-    ) -> None:
+    def each(self, extent: Extent, emit: Emit, unroll: int = 1, *, has_rest: bool = True) -> None:
         """Emit ``emit(offset, number)`` for each vector of a row; number is None except in the
         last.
 
@@ -219,13 +217,13 @@ class Vectors:
                 offset = bind(done + i * self.lanes)
                 call(offset, tirx.min(const(self.lanes), extent - offset), 0)
 
-    def _is_whole(self, number) -> bool:
+    def _is_whole(self, number: Extent | None) -> bool:
         return number is None or (isinstance(number, int) and number >= self.lanes)
 
-    def _ramp(self, index):
+    def _ramp(self, index: Extent) -> tirx.PrimExpr:
         return Ramp(index, const(1), self.lanes)
 
-    def _mask(self, number):
+    def _mask(self, number: Extent) -> tirx.PrimExpr:
         lane = Ramp(const(0), const(1), self.lanes)
         return tirx.LT(lane, Broadcast(as_expr(number), self.lanes))
 
@@ -256,7 +254,7 @@ class Accumulators:
         buffer, at = self._place(index)
         self._vectors.store(buffer, at, value)
 
-    def _place(self, index: int):
+    def _place(self, index: int) -> tuple[tirx.Buffer, int]:
         return self._buffers[index // self._each], index % self._each * self._vectors.lanes
 
 
@@ -267,7 +265,7 @@ def interleaved(first: tirx.PrimExpr, second: tirx.PrimExpr, lanes: int) -> list
     return [opaque(_shuffle((first, second), order)) for order in orders]
 
 
-def _shuffle(vectors: Sequence, lanes: Iterable[int]):
+def _shuffle(vectors: Sequence, lanes: Iterable[int]) -> tirx.PrimExpr:
     return Shuffle(list(vectors), [const(lane) for lane in lanes])
 
 

@@ -16,6 +16,7 @@ from tvm import tirx
 from ..language import amx
 from ..language import builder as b
 from ..language.builder import Extent, as_expr, bind, ceil_div, const
+from ..language.halves import Tensor
 from ._factor import Factor
 from ._generator import Generator
 from ._plans import PackedPlan
@@ -54,7 +55,7 @@ class Tiled(Pairs):
         """Whether tiles read A in place."""
         return self.is_whole and not self.transpose_a
 
-    def existing(self, k0, size: Extent) -> Extent:
+    def existing(self, k0: tirx.PrimExpr, size: Extent) -> Extent:
         """Return the pairs of a stretch that have elements."""
         if self.is_whole:
             return size
@@ -84,7 +85,9 @@ class _InPlace(Factor):
 
     p: Tiled
 
-    def reader(self, a, a0, place, strips: tuple, depth: tuple) -> Callable:
+    def reader(
+        self, a: Tensor, a0: tirx.PrimExpr, place: tirx.Buffer | None, strips: tuple, depth: tuple
+    ) -> Callable:
         elements = self.p.elements
         return lambda row: (
             a,
@@ -106,7 +109,9 @@ class _Copied(Factor):
     def place(self) -> tirx.Buffer:
         return b.scratch(self.size[0] * self.size[1] * self._pitch)
 
-    def reader(self, a, a0, place, strips: tuple, depth: tuple) -> Callable:
+    def reader(
+        self, a: Tensor, a0: tirx.PrimExpr, place: tirx.Buffer | None, strips: tuple, depth: tuple
+    ) -> Callable:
         (first, last), height, pitch = strips, self.size[0], self._pitch
         top = bind(first * height)
         stop = bind(tirx.min(last * height, as_expr(self.p.rows)))
@@ -116,25 +121,32 @@ class _Copied(Factor):
             self._copy((a, a0), place, (top, stop), depth)
         return lambda row: (place, bind((row - top) * pitch), const(_PAIR * pitch))
 
-    def _copy(self, source: tuple, place, rows: tuple, depth: tuple) -> None:
+    def _copy(self, source: tuple, place: tirx.Buffer, rows: tuple, depth: tuple) -> None:
         (a, a0), (top, stop), (k0, size) = source, rows, depth
         existing = self.p.existing(k0, size)
         with b.serial(top, stop) as row:
             start, to = bind(a0 + row * self.p.elements), bind((row - top) * self._pitch)
 
-            def copy(k, number, start=start, to=to) -> None:
+            def copy(
+                k: tirx.PrimExpr,
+                number: Extent | None,
+                start: tirx.PrimExpr = start,
+                to: tirx.PrimExpr = to,
+            ) -> None:
                 # A last vector has zeros beyond the row, to the end of its tile.
                 self.vectors.store(place, to + k, self.p.along(a, start, k0 + k, number))
 
             self.vectors.each(existing, copy)
 
-    def _copy_transposed(self, source: tuple, place, rows: tuple, depth: tuple) -> None:
+    def _copy_transposed(
+        self, source: tuple, place: tirx.Buffer, rows: tuple, depth: tuple
+    ) -> None:
         """Emit the copy of columns of A as rows of pairs: squares of pairs of 16 rows of k."""
         (a, a0), (top, stop), (k0, size) = source, rows, depth
         p, lanes, vectors = self.p, self.vectors.lanes, self.vectors
         is_whole = isinstance(p.rows, int) and p.rows % lanes == 0
 
-        def copy(row, to, number: Extent | None) -> None:
+        def copy(row: tirx.PrimExpr, to: tirx.PrimExpr, number: Extent | None) -> None:
             with b.serial(0, b.quotient(size, lanes)) as j:
                 k = bind(j * lanes)
                 square = [self._pair((a, a0 + row), k0 + k + at, number) for at in range(lanes)]
@@ -149,7 +161,7 @@ class _Copied(Factor):
                 left = bind(as_expr(p.rows) - row)
                 b.either(left >= lanes, lambda: copy(row, to, None), lambda: copy(row, to, left))
 
-    def _pair(self, source: tuple, k, number: Extent | None):
+    def _pair(self, source: tuple, k: tirx.PrimExpr, number: Extent | None) -> tirx.PrimExpr:
         """Return a pair of rows of a transposed A; ``number`` elements of each exist."""
         (a, start), p = source, self.p
         if p.is_whole:
@@ -178,7 +190,17 @@ class TileGenerator(Generator):
         reader = _InPlace if self.p.is_in_place else _Copied
         return reader(self.p, self.vectors, size, depth=self.packing.stretch)
 
-    def _block(self, read, panels, c, c0, strips, columns, depth, among=None) -> None:
+    def _block(
+        self,
+        read: Callable,
+        panels: tuple,
+        c: Tensor | None,
+        c0: tirx.PrimExpr,
+        strips: tuple,
+        columns: tuple,
+        depth: tuple,
+        among: tuple | None = None,
+    ) -> None:
         self._sums = amx.scratch()
         with amx.tiles(self._rows):
             super()._block(read, panels, c, c0, strips, columns, depth, among)
@@ -189,7 +211,7 @@ class TileGenerator(Generator):
         rows = self.p.rows
         return min(rows, self.tile_rows) if isinstance(rows, int) else self.tile_rows
 
-    def _strip(self, i, tile: Callable) -> None:
+    def _strip(self, i: tirx.PrimExpr, tile: Callable) -> None:
         rows, height = self.p.rows, self.tile_rows
         if isinstance(rows, int) and (rows % height == 0 or rows < height):
             tile(i * height, self._rows)
@@ -212,7 +234,16 @@ class TileGenerator(Generator):
             prefetches.all()
         return ()
 
-    def _tile(self, reader, panel, c, c0, rows, columns, depth) -> None:
+    def _tile(
+        self,
+        reader: Callable,
+        panel: tuple,
+        c: Tensor,
+        c0: tirx.PrimExpr,
+        rows: tuple,
+        columns: tuple,
+        depth: tuple,
+    ) -> None:
         (row, number), (j, numbers), (_, size, first, later) = rows, columns, depth
         lanes, width = self.vectors.lanes, self.width
         self.spread(number, numbers, later)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tvm import tirx
 
 from ..language import builder as b
 from ..language.builder import Vectors, as_expr, bind, ceil_div, const
-from ..language.extents import LINE
+from ..language.extents import LINE, Extent
+from ..language.halves import Tensor
 from .product import Matmul
 
 #: Strips of a transposed A that are packed together, so that its rows are read in whole cache
@@ -46,14 +48,16 @@ class Factor:
         """Allocate the buffer for a task's copy of A, if there is one."""
         return None
 
-    def reader(self, a, a0, place, strips: tuple, depth: tuple) -> Callable:
+    def reader(
+        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+    ) -> Callable:
         """Emit the copies of some strips over a stretch of k, and return the reader of their
         elements.
 
         ``reader(row)(i, k)`` is the element of row ``row + i`` at step ``k`` of the stretch.
         """
 
-        def read(row) -> Callable:
+        def read(row: tirx.PrimExpr) -> Callable:
             base = bind(a0 + row * self.p.depth + depth[0])
             return lambda i, k: a[base + k + i * self.p.depth]
 
@@ -70,19 +74,23 @@ class Copies(Factor):
     def place(self) -> tirx.Buffer:
         return b.scratch(self.size[0] * self.size[1] * self._pitch)
 
-    def reader(self, a, a0, place, strips, depth) -> Callable:
+    def reader(
+        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+    ) -> Callable:
         (first, last), height = strips, self.size[0]
         top = bind(first * height)
         with b.serial(top, bind(tirx.min(last * height, as_expr(self.p.rows)))) as row:
             self.copy_row((a, a0, row), place, bind((row - top) * self._pitch), depth)
 
-        def read(row) -> Callable:
+        def read(row: tirx.PrimExpr) -> Callable:
             base = bind((row - top) * self._pitch)
             return lambda i, k: place[base + k + i * self._pitch]
 
         return read
 
-    def copy_row(self, source: tuple, place: tirx.Buffer, target, depth: tuple) -> None:
+    def copy_row(
+        self, source: tuple, place: tirx.Buffer, target: tirx.PrimExpr, depth: tuple
+    ) -> None:
         """Emit the copy of a stretch of a row; ``source`` is A, its offset and the row."""
         (a, a0, row), (k0, size) = source, depth
         start = bind(a0 + row * self.p.depth + k0)
@@ -97,8 +105,10 @@ class Copies(Factor):
 class Across(Factor):
     """A reader of a transposed A in place, ``[k, m]``."""
 
-    def reader(self, a, a0, place, strips: tuple, depth: tuple) -> Callable:
-        def read(row) -> Callable:
+    def reader(
+        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+    ) -> Callable:
+        def read(row: tirx.PrimExpr) -> Callable:
             base = bind(a0 + depth[0] * self.p.rows + row)
             return lambda i, k: a[base + k * self.p.rows + i]
 
@@ -116,14 +126,16 @@ class Strips(Factor):
     def place(self) -> tirx.Buffer:
         return b.scratch(self.size[1] * (self.size[0] * self.depth + self.vectors.lanes))
 
-    def reader(self, a, a0, place, strips, depth) -> Callable:
+    def reader(
+        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+    ) -> Callable:
         (first, last), (k0, size), height = strips, depth, self.size[0]
         vectors, rows = self.copied, self.p.rows
         lanes = vectors.lanes
         pitch = bind(size * height + self.vectors.lanes)
         offsets = range(0, height, lanes)
 
-        def copy(begin, number, is_whole: bool) -> None:
+        def copy(begin: tirx.PrimExpr, number: tirx.PrimExpr, is_whole: bool) -> None:
             with b.serial(0, size) as k, b.serial(0, number) as i:
                 row = bind((begin + i) * height)
                 target = bind((begin + i - first) * pitch + k * height)
@@ -147,11 +159,11 @@ class Strips(Factor):
 
         return self.reader_of(place, first, pitch)
 
-    def reader_of(self, place: tirx.Buffer, first, pitch) -> Callable:
+    def reader_of(self, place: tirx.Buffer, first: tirx.PrimExpr, pitch: tirx.PrimExpr) -> Callable:
         """Return the reader of a copy of strips from the first one on, at a distance."""
         height = self.size[0]
 
-        def read(row) -> Callable:
+        def read(row: tirx.PrimExpr) -> Callable:
             strip, start = row // height - first, row % height
             base = bind(strip * pitch + start)
             return lambda i, k: place[base + k * height + i]
@@ -164,7 +176,14 @@ class Strips(Factor):
         lanes = self.vectors.lanes
         return Vectors(lanes // 2) if 2 * self.size[0] <= lanes else self.vectors
 
-    def part(self, a, a0, k, row, number):
+    def part(
+        self,
+        a: Tensor,
+        a0: tirx.PrimExpr,
+        k: tirx.PrimExpr,
+        row: tirx.PrimExpr,
+        number: Extent | None,
+    ) -> tirx.PrimExpr:
         """Return a vector of a row of the transposed A; ``number`` lanes exist."""
         return self.copied.load(a, a0 + k * self.p.rows + row, number)
 
@@ -172,7 +191,9 @@ class Strips(Factor):
 class TransposedStrips(Strips):
     """A reader of a copy of A, ``[m, k]``, in the layout ``[strip][k][row]``."""
 
-    def reader(self, a, a0, place, strips, depth) -> Callable:
+    def reader(
+        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+    ) -> Callable:
         (first, last), (k0, size), height = strips, depth, self.size[0]
         rows, steps = self.p.rows, self.p.depth
         pitch = bind(size * height + self.vectors.lanes)

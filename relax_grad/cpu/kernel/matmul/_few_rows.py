@@ -12,6 +12,8 @@ from tvm import tirx
 
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ..language.halves import Tensor
+from ..language.statements import Emit
 from ._plans import InPlacePlan
 from .product import Bias
 from .tile import multiply_add, rows_up_to
@@ -38,7 +40,7 @@ class FewRows:
         self.a_strides = (1, self.rows) if product.transpose_a else (self.depth, 1)
         self.vectors = Vectors(plan.lanes)
 
-    def emit(self, a, bb, c, batch: Extent, offsets: Callable) -> None:
+    def emit(self, a: Tensor, bb: Tensor, c: Tensor, batch: Extent, offsets: Callable) -> None:
         """Emit the products; ``offsets(i)`` returns the offsets of the i-th product in A, B and C.
 
         A task computes all rows of a tile's columns, so that B is read from memory once.
@@ -54,7 +56,7 @@ class FewRows:
 
             self._of_width(column, strips)
 
-    def _each_strip(self, emit: Callable) -> None:
+    def _each_strip(self, emit: Emit) -> None:
         """Emit ``emit(rows)`` for each strip of rows."""
         rows, height = self.rows, self.plan.height
         if isinstance(rows, int):
@@ -71,7 +73,7 @@ class FewRows:
             first = bind(strip * height)
             emit([bind(first + i) for i in rows_up_to(first, height, rows)])
 
-    def _of_width(self, column, strips: Callable) -> None:
+    def _of_width(self, column: tirx.PrimExpr, strips: Callable) -> None:
         """Emit tiles of the full width, and tiles of the remaining columns."""
         columns, width = self.columns, self.plan.width
         if isinstance(columns, int) and columns % width == 0:
@@ -82,7 +84,14 @@ class FewRows:
             left = columns % width if isinstance(columns, int) else bind(columns - column)
             b.either(column + width <= columns, lambda: strips(None), lambda: strips(left))
 
-    def _rows(self, buffers, starts, rows, column, left: Extent | None) -> None:
+    def _rows(
+        self,
+        buffers: tuple[tirx.Buffer, tirx.Buffer, tirx.Buffer],
+        starts: list[tirx.PrimExpr],
+        rows: range | list[tirx.PrimExpr],
+        column: tirx.PrimExpr,
+        left: Extent | None,
+    ) -> None:
         """Emit a tile whose vectors are parts of the rows of B."""
         (a, bb, c), (a0, b0, c0) = buffers, starts
         lanes, bias = self.plan.lanes, self.bias
@@ -95,7 +104,7 @@ class FewRows:
                 for at in range(0, self.plan.width, lanes)
             ]
 
-        def vector(k, v: int):
+        def vector(k: tirx.PrimExpr, v: int) -> tirx.PrimExpr:
             at = bind(b0 + k * self.columns + column + v * lanes)
             if self.plan.ahead:
                 b.prefetch(bb, at + self.plan.ahead * self.columns, level=1)
@@ -112,7 +121,14 @@ class FewRows:
             bias=None if bias is None else bias.vector_of(self.vectors, column, numbers),
         )
 
-    def _dots(self, buffers, starts, rows, column, left: Extent | None) -> None:
+    def _dots(
+        self,
+        buffers: tuple[tirx.Buffer, tirx.Buffer, tirx.Buffer],
+        starts: list[tirx.PrimExpr],
+        rows: range | list[tirx.PrimExpr],
+        column: tirx.PrimExpr,
+        left: Extent | None,
+    ) -> None:
         """Emit a tile whose vectors run along k."""
         (a, bb, c), (a0, b0, c0) = buffers, starts
         width = left if isinstance(left, int) else self.plan.width
@@ -124,7 +140,7 @@ class FewRows:
         for index in range(len(rows) * width):
             total[index] = self.vectors.splat(0)
 
-        def add(k, number) -> None:
+        def add(k: tirx.PrimExpr, number: Extent | None) -> None:
             terms = [bind(self.vectors.load(bb, place + k, number)) for place in places]
             for i, row in enumerate(rows):
                 factor = bind(self.vectors.load(a, a0 + row * self.depth + k, number))
@@ -141,5 +157,5 @@ class FewRows:
                 value = value + terms[j] if terms else value
                 b.store(c, c0 + row * self.columns + at, value)
 
-    def _in_a(self, row, k):
+    def _in_a(self, row: Extent, k: tirx.PrimExpr) -> tirx.PrimExpr:
         return row * self.a_strides[0] + k * self.a_strides[1]

@@ -9,13 +9,15 @@ from tvm import tirx
 
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from ..language.halves import Tensor
 from ..language.row_sums import add_parts
+from ..language.statements import Emit
 from ..language.stealing import Stealing, range_of, shared
 from . import _tasks
 from ._factor import READERS, Factor
 from ._plans import PackedPlan
 from .pairs import PairPacking, Pairs, add_products
-from .panels import Early, Late, Packed, Packing, Whole
+from .panels import Early, Late, Packing, PanelSource, Whole
 from .product import Bias, is_one
 from .tile import Ahead, lines_of, multiply_add, rows_up_to
 
@@ -89,10 +91,10 @@ class Generator:
             packed = self._early(bb, b0, inner) if panels is None else panels
             self._multiply(a, a0, packed, c, c0, inner)
 
-    def _early(self, bb: tirx.Buffer, b0, loop: Callable) -> Early:
+    def _early(self, bb: tirx.Buffer, b0: tirx.PrimExpr, loop: Callable) -> Early:
         return Early(self.packing, bb, b0, loop, prefetch=self._prefetches())
 
-    def _late(self, bb: tirx.Buffer, b0) -> Late | Whole:
+    def _late(self, bb: tirx.Buffer, b0: tirx.PrimExpr) -> Late | Whole:
         if self.plan.by_rows or (self.shares is not None and self.shares.of_strips):
             return Whole(self.packing, bb, b0, self.blocks()[1])
         is_single = self.shares is not None
@@ -113,7 +115,7 @@ class Generator:
         self.blocks()  # emits their sizes once more; LLVM removes what is not read
         return True
 
-    def emit_single(self, a: tirx.Buffer, panels: Packed | Late | Whole, c: tirx.Buffer) -> None:
+    def emit_single(self, a: tirx.Buffer, panels: PanelSource, c: tirx.Buffer) -> None:
         """Emit a single product, whose panels other products may read too."""
         if self.parts == 1:
             self._multiply(a, const(0), panels, c, const(0), self._loop)
@@ -135,7 +137,15 @@ class Generator:
     #: Adds a product of vectors to a sum.
     multiply: Callable = staticmethod(lambda total, a, b: total + a * b)
 
-    def _multiply(self, a, a0, panels, c, c0, loop) -> None:
+    def _multiply(
+        self,
+        a: Tensor,
+        a0: tirx.PrimExpr,
+        panels: PanelSource,
+        c: Tensor,
+        c0: tirx.PrimExpr,
+        loop: Callable,
+    ) -> None:
         if self.shares is not None:
             self._multiply_stealing(a, a0, panels, c, c0, self.shares)
             return
@@ -159,14 +169,22 @@ class Generator:
             columns = range_of(across, tasks_across, self.panels)
             place, late = factor.place(), panels.place()
 
-            def block(k0, size, first) -> None:
+            def block(k0: tirx.PrimExpr, size: tirx.PrimExpr, first: bool | tirx.PrimExpr) -> None:
                 panels.fill(late, columns, (k0, size))
                 read = factor.reader(a, a0, place, strips, (k0, size))
                 self._block(read, (panels, late), c, c0, strips, columns, (k0, size, first))
 
             self._depths(*depth, block)
 
-    def _multiply_stealing(self, a, a0, panels, c, c0, shares: _tasks.Shares) -> None:
+    def _multiply_stealing(
+        self,
+        a: Tensor,
+        a0: tirx.PrimExpr,
+        panels: PanelSource,
+        c: Tensor,
+        c0: tirx.PrimExpr,
+        shares: _tasks.Shares,
+    ) -> None:
         """Emit a product whose threads take panels from each other, for a block of strips after the
         other, or blocks of strips, for a block of panels after the other; and for these a stretch
         of k after the other. Each thread copies the block that they are computed with."""
@@ -180,14 +198,21 @@ class Generator:
                 number = self.panels if shares.of_strips else self.strips
                 block = range_of(i, shares.rounds, number)
 
-                def of_stretch(k0, size, first) -> None:
+                def of_stretch(
+                    k0: tirx.PrimExpr, size: tirx.PrimExpr, first: tirx.PrimExpr
+                ) -> None:
                     def prepare() -> Callable | None:
                         if shares.of_strips:
                             panels.fill(late, block, (k0, size))
                             return None
                         return factor.reader(a, a0, place, block, (k0, size))
 
-                    def item(read: Callable | None, at, begin, end) -> None:
+                    def item(
+                        read: Callable | None,
+                        at: tirx.PrimExpr,
+                        begin: tirx.PrimExpr,
+                        end: tirx.PrimExpr,
+                    ) -> None:
                         both, depth = (panels, late), (k0, size, first)
                         if read is None:
                             strips = range_of(at, shares.items, self.strips)
@@ -202,7 +227,7 @@ class Generator:
 
                 self._depths(const(0), self.p.depth, of_stretch)
 
-    def _depths(self, begin, depth: Extent, emit: Callable) -> None:
+    def _depths(self, begin: tirx.PrimExpr, depth: Extent, emit: Emit) -> None:
         """Emit ``emit(start, size, is_first)`` for each stretch of a part of k; the first one sets
         C, the others add to it."""
         size = self.packing.stretch
@@ -219,7 +244,17 @@ class Generator:
             left = const(size) if is_whole else bind(tirx.min(const(size), depth - start))
             emit(bind(begin + start), left, tirx.EQ(i, const(0)))
 
-    def _block(self, read, panels, c, c0, strips, columns, depth, among=None) -> None:
+    def _block(
+        self,
+        read: Callable,
+        panels: tuple,
+        c: Tensor | None,
+        c0: tirx.PrimExpr,
+        strips: tuple,
+        columns: tuple,
+        depth: tuple,
+        among: tuple[tirx.PrimExpr, tirx.PrimExpr] | None = None,
+    ) -> None:
         """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the
         cache, or strip by strip, so that rows of C are written sequentially. A block may
         have a part of the thread's panels."""
@@ -249,7 +284,16 @@ class Generator:
 
             self._whole_or_part(j, tiles)
 
-    def _by_strips(self, read, panels, c, c0, strips, columns, depth) -> None:
+    def _by_strips(
+        self,
+        read: Callable,
+        panels: tuple,
+        c: Tensor,
+        c0: tirx.PrimExpr,
+        strips: tuple,
+        columns: tuple,
+        depth: tuple,
+    ) -> None:
         with b.serial(*strips) as i, panels[0].each(panels[1], columns, depth[:2]) as (j, panel, _):
 
             def tiles(numbers: list) -> None:
@@ -262,7 +306,7 @@ class Generator:
 
             self._whole_or_part(j, tiles)
 
-    def _whole_or_part(self, j, tiles: Callable) -> None:
+    def _whole_or_part(self, j: tirx.PrimExpr, tiles: Callable) -> None:
         """Emit the tiles of a whole panel, and of the last panel, which may be partial."""
         columns, width, lanes = self.p.columns, self.width, self.vectors.lanes
         whole = [None] * self.tile_vectors
@@ -283,7 +327,7 @@ class Generator:
         ]
         b.either(left >= width, lambda: tiles(whole), lambda: tiles(part))
 
-    def _strip(self, i, tile: Callable) -> None:
+    def _strip(self, i: tirx.PrimExpr, tile: Callable) -> None:
         """Emit the tile of a strip: with all rows, or with the remaining ones."""
         rows, height = self.p.rows, self.tile_rows
         if isinstance(rows, int):
@@ -309,7 +353,16 @@ class Generator:
 
         b.either((i + 1) * height <= rows, lambda: tile(i * height, range(height)), parts)
 
-    def _tile(self, reader, panel, c, c0, rows, columns, depth) -> None:
+    def _tile(
+        self,
+        reader: Callable,
+        panel: tuple,
+        c: Tensor,
+        c0: tirx.PrimExpr,
+        rows: tuple,
+        columns: tuple,
+        depth: tuple,
+    ) -> None:
         """Emit one tile of C over a stretch of k; ``rows`` holds the first row, and the offsets of
         all rows from it, and ``depth`` also the prefetches for later tiles."""
         (row, offsets), (j, numbers), (_, size, first, later) = rows, columns, depth
@@ -349,12 +402,12 @@ class Generator:
 
     def _sum(
         self,
-        rows,
-        columns,
-        size,
+        rows: tuple,
+        columns: tuple,
+        size: tirx.PrimExpr,
         place: Callable,
-        add,
-        bias=None,
+        add: bool | tirx.PrimExpr,
+        bias: Callable | None = None,
         ahead: Sequence[Ahead] = (),
         *,
         round_: int | None = None,

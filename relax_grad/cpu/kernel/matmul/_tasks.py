@@ -313,7 +313,7 @@ def _up(number: Extent, size: Extent) -> Extent:
     return computed(tirx.max(as_expr(1), quotient(number + size - 1, size)))
 
 
-def _select(condition, then: Extent, otherwise: Extent) -> Extent:
+def _select(condition: bool | tirx.PrimExpr, then: Extent, otherwise: Extent) -> Extent:
     if isinstance(condition, bool):
         return then if condition else otherwise
     return computed(tirx.Select(condition, as_expr(then), as_expr(otherwise)))

@@ -7,16 +7,15 @@ first factor has rows, and reads it as vectors. Its result is transposed at the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tvm import tirx
 
 from ..language import builder as b
 from ..language.builder import Vectors, bind, const
+from ..language.statements import Emit
 from ._plans import MatmulPlan, TransposedPlan
 
 
-def emit_turned(plan: MatmulPlan, own: TransposedPlan, tensors: tuple, emit: Callable) -> None:
+def emit_turned(plan: MatmulPlan, own: TransposedPlan, tensors: tuple, emit: Emit) -> None:
     """Emit a product of the transposed factors.
 
     Parameters

@@ -13,7 +13,7 @@ from ...target import CPU
 from ..language import builder as b
 from ..language.builder import bind
 from ..language.extents import LINE
-from ..language.halves import widens_slowly
+from ..language.halves import Tensor, widens_slowly
 from ._generator import Generator
 from ._plans import PackedPlan
 from ._ways import is_in_one_thread
@@ -99,7 +99,17 @@ class _Consumed(Generator):
         super().__init__(plan)
         self._consumer = consumer
 
-    def _block(self, read, panels, c, c0, strips, columns, depth, among=None) -> None:
+    def _block(
+        self,
+        read: Callable,
+        panels: tuple,
+        c: Tensor | None,
+        c0: tirx.PrimExpr,
+        strips: tuple,
+        columns: tuple,
+        depth: tuple,
+        among: tuple | None = None,
+    ) -> None:
         rows, height = self.p.rows, self.tile_rows
         pitch = self.blocks()[1] * self.width + LINE
         # Rows at distances of 4 KB would share few sets of a cache.
@@ -111,8 +121,14 @@ class _Consumed(Generator):
                 place = (strip, bind((j - columns[0]) * self.width), pitch)
                 streams = self._streams(i * height, j * self.width)
 
-                def tiles(numbers: list, i=i, panel=panel, place=place, streams=streams) -> None:
-                    def tile(row, offsets) -> None:
+                def tiles(
+                    numbers: list,
+                    i: tirx.PrimExpr = i,
+                    panel: tuple[tirx.Buffer, tirx.PrimExpr] = panel,
+                    place: tuple[tirx.Buffer, tirx.PrimExpr, int] = place,
+                    streams: list[Ahead] = streams,
+                ) -> None:
+                    def tile(row: tirx.PrimExpr, offsets: range) -> None:
                         rows = (read(bind(row)), offsets)
                         ahead = self.spread(offsets, numbers, streams)
                         self._part(rows, (panel, len(numbers)), place, (depth[1], ahead))
@@ -124,7 +140,7 @@ class _Consumed(Generator):
             with b.serial(0, bind(tirx.min(b.const(height), rows - top))) as row:
                 self._consume((top + row) * self.p.columns + first, (strip, row * pitch), number)
 
-    def _streams(self, row, column) -> list[Ahead]:
+    def _streams(self, row: tirx.PrimExpr, column: tirx.PrimExpr) -> list[Ahead]:
         """Return prefetches of the elements at the place of a tile, which may be beyond the last
         one."""
         columns = self.p.columns
@@ -134,7 +150,13 @@ class _Consumed(Generator):
             for buffer in self._consumer.streams
         ]
 
-    def _part(self, rows, columns, place: tuple, depth: tuple) -> None:
+    def _part(
+        self,
+        rows: tuple[Callable, range],
+        columns: tuple[tuple[tirx.Buffer, tirx.PrimExpr], int],
+        place: tuple,
+        depth: tuple,
+    ) -> None:
         """Emit the tile of a strip in a panel.
 
         ``place`` holds the buffer of the strip, the offset of the panel in it, and the distance of
@@ -151,7 +173,7 @@ class _Consumed(Generator):
             ahead=ahead,
         )
 
-    def _consume(self, start, row: tuple, number) -> None:
+    def _consume(self, start: tirx.PrimExpr, row: tuple, number: tirx.PrimExpr) -> None:
         """Emit the consumption of a row of a strip; ``row`` holds its buffer and its offset.
 
         Indices of int32 may overflow as far as LLVM knows, which then gathers vectors element by
@@ -161,7 +183,7 @@ class _Consumed(Generator):
         zero, lanes = (tirx.IntImm("int64", x) for x in (0, self.vectors.lanes))
         vectors = bind(number // lanes)
 
-        def consume(at) -> None:
+        def consume(at: tirx.PrimExpr) -> None:
             self._consumer.emit(start + at, row[0][own + at])
 
         with T.serial(zero, vectors) as i:

@@ -17,7 +17,7 @@ from ...target import CPU
 from ..language import amx
 from ..language import builder as b
 from ..language.builder import Extent
-from ..language.halves import Half
+from ..language.halves import Half, Tensor
 from ._amx_products import TileGenerator
 from ._few_rows import FewRows
 from ._generator import Generator, GeneratorOfPairs
@@ -66,7 +66,7 @@ def matmul(
         names.insert(2, "bias")
         own.insert(2, [product.columns])
 
-    def body(a, bb, *others) -> None:
+    def body(a: Tensor, bb: Tensor, *others: tirx.Buffer) -> None:
         *biases, c = others
         dtypes = tuple(_dtype_of(factor) for factor in (a, bb))
         own = plan(product, cpu, way=way, adds_bias=adds_bias, dtypes=dtypes)
@@ -76,7 +76,7 @@ def matmul(
     return b.prim_func("matmul", b.floats(names, shapes or own), body)
 
 
-def _dtype_of(factor: tirx.Buffer | Half) -> str:
+def _dtype_of(factor: Tensor) -> str:
     """Return the dtype in which a factor is stored."""
     return factor.dtype if isinstance(factor, Half) else "float32"
 

@@ -20,7 +20,7 @@ from ....ir.compat import masked_load
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
-from ..language.halves import Half
+from ..language.halves import Half, Tensor
 from ._factor import Copies, Factor, Strips
 from .panels import Packing
 from .product import Matmul
@@ -96,7 +96,7 @@ define linkonce_odr hidden <16 x float> @relax_grad_round_to_pairs(
 """.replace("IN ORDER", ", ".join(f"i32 {i}" for i in range(2 * _LANES)))
 
 
-def takes_pairs(cpu: CPU, *factors: tirx.Buffer | Half) -> bool:
+def takes_pairs(cpu: CPU, *factors: Tensor) -> bool:
     """Tell whether the factors of a product are bfloat16, and the CPU multiplies them."""
     return cpu.bfloat16 and all(isinstance(x, Half) and x.dtype == "bfloat16" for x in factors)
 
@@ -276,7 +276,7 @@ def single_at(source: Half, index: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.reinterpret("float32", tirx.Cast("uint32", source.raw[index]))
 
 
-def _all(value: int):
+def _all(value: int) -> tirx.PrimExpr:
     return Broadcast(tirx.const(value, "uint32"), _LANES)
 
 
@@ -299,11 +299,13 @@ class _CopiesOfPairs(Copies):
 
     p: Pairs
 
-    def copy_row(self, source: tuple, place, target, depth: tuple) -> None:
+    def copy_row(
+        self, source: tuple, place: tirx.Buffer, target: tirx.PrimExpr, depth: tuple
+    ) -> None:
         (a, a0, row), (k0, size) = source, depth
         start = bind(a0 + row * self.p.elements)
 
-        def copy(k, number) -> None:
+        def copy(k: tirx.PrimExpr, number: Extent | None) -> None:
             # What a vector writes beyond a row is not read.
             self.vectors.store(place, target + k, self.p.along(a, start, k0 + k, number))
 
@@ -319,7 +321,14 @@ class _StripsOfPairs(Strips):
     def copied(self) -> Vectors:
         return self.vectors
 
-    def part(self, a, a0, k, row, number):
+    def part(
+        self,
+        a: Half,
+        a0: tirx.PrimExpr,
+        k: tirx.PrimExpr,
+        row: tirx.PrimExpr,
+        number: Extent | None,
+    ) -> tirx.PrimExpr:
         return self.p.across(a, a0 + row, self.p.rows, k, number)
 
 
@@ -351,7 +360,7 @@ class PairPacking(Packing):
             column = bind((j + i) * width + v * lanes)
             left = self.left(column)
 
-            def row(at: int, k, number):
+            def row(at: int, k: tirx.PrimExpr, number: Extent | None) -> tirx.PrimExpr:
                 # Columns that do not exist repeat the last one.
                 own = const(at) if left is None else tirx.min(const(at), left - 1)
                 return p.along(bb, bind(b0 + (column + own) * p.elements), k, number)
@@ -369,7 +378,7 @@ def squares(
 ) -> None:
     """Emit the copy of rows transposed, a square at a time."""
 
-    def square(k, number) -> None:
+    def square(k: tirx.PrimExpr, number: Extent | None) -> None:
         rows = [row(i, k, number) for i in range(vectors.lanes)]
         for i, column in enumerate(vectors.transpose(rows)):
             if number is None or (isinstance(number, int) and i < number):

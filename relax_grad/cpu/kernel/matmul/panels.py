@@ -4,15 +4,17 @@ sequentially."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from tvm import tirx
 
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, bind, ceil_div, const
 from ..language.extents import LINE
-from ..language.halves import Half
+from ..language.halves import Tensor
+from ..language.statements import Emit
 from .product import Matmul
 from .tile import Ahead
 
@@ -21,7 +23,7 @@ from .tile import Ahead
 _GROUP = 2
 
 
-def _part_of(rows: Extent, part: tuple, emit: Callable, lines: int = 1) -> Ahead:
+def _part_of(rows: Extent, part: tuple, emit: Emit, lines: int = 1) -> Ahead:
     """Return the prefetches of a part of some rows; the last part may have rows beyond.
 
     Parameters
@@ -164,11 +166,11 @@ class Packing:
         (bb, b0, j), p, width = source, self.p, self.width
         lines = ceil_div(self.stretch, LINE)
 
-        def of_column(i, _) -> None:
+        def of_column(i: tirx.PrimExpr, _: object) -> None:
             column, line = bind(j * width + i // lines), bind(i % lines)
             b.prefetch(bb, b0 + column * p.depth + start + line * LINE)
 
-        def of_row(i, line) -> None:
+        def of_row(i: tirx.PrimExpr, line: Extent) -> None:
             b.prefetch(bb, b0 + (start + i) * p.columns + j * width + line * LINE)
 
         if p.transpose_b:
@@ -197,6 +199,21 @@ class Packing:
         if self._is_of_vectors:
             return None
         return bind(tirx.max(const(0), tirx.min(const(lanes), columns - column)))
+
+
+class PanelSource(Protocol):
+    """A way of packing: where a task has its panels, and when they are copied there."""
+
+    def place(self) -> tirx.Buffer | None:
+        """Allocate the buffer of a task, if it has one."""
+
+    def fill(self, place: Any, columns: tuple, depth: tuple) -> None:
+        """Pack a stretch of the panels of a task, unless each is packed later or all are."""
+
+    def each(
+        self, place: Any, columns: tuple, depth: tuple, among: tuple | None = None
+    ) -> AbstractContextManager[tuple]:
+        """Emit a loop over panels, as :meth:`Packed.each` does."""
 
 
 class Packed:
@@ -232,10 +249,10 @@ class Packed:
             ahead = self._ahead(j, among or columns, depth) if self.prefetches else None
             yield j, (self.panels, self._offset(j, depth[0])), ahead
 
-    def _offset(self, panel, k):
+    def _offset(self, panel: tirx.PrimExpr, k: tirx.PrimExpr) -> tirx.PrimExpr:
         return bind((panel * self.depth + k) * self.width)
 
-    def _ahead(self, j, columns: tuple, depth: tuple) -> Callable:
+    def _ahead(self, j: tirx.PrimExpr, columns: tuple, depth: tuple) -> Callable:
         (first, stop), (k0, size) = columns, depth
         is_last = bind(j + 1 >= stop)
         panel = b.computed(tirx.Select(is_last, first, j + 1))
@@ -252,7 +269,7 @@ class Early(Packed):
     def __init__(
         self,
         packing: Packing,
-        bb: tirx.Buffer | Half,
+        bb: Tensor,
         b0: tirx.PrimExpr,
         loop: Callable,
         panels: tirx.Buffer | None = None,
@@ -273,7 +290,7 @@ class Whole:
     A task has ``most`` panels at most.
     """
 
-    def __init__(self, packing: Packing, bb: tirx.Buffer | Half, b0: tirx.PrimExpr, most: int):
+    def __init__(self, packing: Packing, bb: Tensor, b0: tirx.PrimExpr, most: int):
         self.packing, self.bb, self.b0, self.most = packing, bb, b0, most
         self.size = packing.aligned(packing.stretch) * packing.width
 
@@ -306,7 +323,7 @@ class Late:
     def __init__(
         self,
         packing: Packing,
-        bb: tirx.Buffer | Half,
+        bb: Tensor,
         b0: tirx.PrimExpr,
         *,
         prefetch: bool = False,
@@ -344,7 +361,11 @@ class Late:
             first = bind(start + part * self.group)
             source, target = (self.bb, self.b0, first), (place, const(0), self.size)
 
-            def pack(group: int, source=source, target=target) -> None:
+            def pack(
+                group: int,
+                source: tuple[Tensor | list[tirx.Buffer], tirx.PrimExpr, tirx.PrimExpr] = source,
+                target: tuple[tirx.Buffer, tirx.PrimExpr, int] = target,
+            ) -> None:
                 self.packing.pack(source, target, depth, group)
 
             if self.group == 1:
@@ -356,7 +377,7 @@ class Late:
                 ahead = self._ahead(j, among or columns, depth) if self.prefetches else None
                 yield j, (place, bind(i * self.size)), ahead
 
-    def _ahead(self, j, columns: tuple, depth: tuple) -> Callable:
+    def _ahead(self, j: tirx.PrimExpr, columns: tuple, depth: tuple) -> Callable:
         (start, stop), (k0, size) = columns, depth
         is_last = bind(j + self.group >= stop)
         panel = b.computed(tirx.Select(is_last, start + (j - start) % self.group, j + self.group))

@@ -117,7 +117,7 @@ class Bias:
         vector that exist; None for all lanes.
         """
 
-        def vector(v: int):
+        def vector(v: int) -> tirx.PrimExpr:
             if self.is_single:
                 return vectors.splat(self.at(start))
             return vectors.load(self.numbers, start + v * vectors.lanes, lengths[v])

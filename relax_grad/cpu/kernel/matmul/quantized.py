@@ -14,7 +14,7 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, bind, ceil_div, const
-from ..language.halves import widens_slowly
+from ..language.halves import Tensor, widens_slowly
 from ._generator import Generator
 from ._plans import PackedPlan
 from ._ways import nanoseconds, stretch_of
@@ -95,7 +95,7 @@ def quantized_matmul(
     if is_small:
         cpu = replace(cpu, cores=1)
 
-    def emit(a, *tensors) -> None:
+    def emit(a: Tensor, *tensors: tirx.Buffer) -> None:
         *operands, c = tensors
         with b.one_thread(is_small):
             own = packed_plan(product, cpu, copies_a=widens_slowly(a))
@@ -132,7 +132,7 @@ class _Packing(Packing):
 
     weight: Quantized
 
-    def prefetch(self, source: tuple, start, part: tuple) -> Ahead:
+    def prefetch(self, source: tuple, start: tirx.PrimExpr, part: tuple) -> Ahead:
         """Return no prefetches: rows of a few bits are short."""
         return Ahead(0, lambda i, j: None)
 
@@ -171,18 +171,18 @@ class _Reader:
         count = self.lanes * weight.bits // 8
         self.bytes = Vectors(count, weight.dtype)
 
-    def row(self, number) -> tuple:
+    def row(self, number: tirx.PrimExpr) -> tuple:
         """Bind the offsets of a row: in the groups, and in the weight."""
         of = self.weight
         row = bind(number)
         return bind(row * of.groups), bind(row * (of.inputs * of.bits // 8))
 
-    def column(self, number) -> tuple:
+    def column(self, number: tirx.PrimExpr) -> tuple:
         """Bind the offsets within a row of a column, a multiple of the lanes."""
         column = bind(number)
         return bind(column // self.weight.size), bind(column * self.weight.bits // 8)
 
-    def vector(self, row: tuple, column: tuple):
+    def vector(self, row: tuple, column: tuple) -> tirx.PrimExpr:
         """Return the elements of a row from a column on."""
         group = bind(row[0] + column[0])
         numbers = self._numbers(self.bytes.load(self.numbers, row[1] + column[1]))
@@ -194,7 +194,7 @@ class _Reader:
             numbers = numbers - tirx.Broadcast(zero, self.lanes)
         return numbers * tirx.Broadcast(self.scale[group], self.lanes)
 
-    def _numbers(self, loaded):
+    def _numbers(self, loaded: tirx.PrimExpr) -> tirx.PrimExpr:
         """Widen numbers; of 4 bits, each element is repeated, and shifted by 0 and 4 bits in
         turn."""
         wide = f"int32x{self.lanes}"
@@ -209,5 +209,5 @@ class _Reader:
             loaded = tirx.Cast(wide, loaded)
         return tirx.Cast(f"float32x{self.lanes}", loaded)
 
-    def _splat(self, value: int):
+    def _splat(self, value: int) -> tirx.PrimExpr:
         return tirx.Broadcast(const(value), self.lanes)

@@ -16,6 +16,7 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, const
+from ..language.halves import Tensor
 from ._generator import Generator
 from ._plans import PackedPlan
 from ._ways import is_in_one_thread, nanoseconds
@@ -84,7 +85,7 @@ def matmul_with_panels(
     """
     params = b.floats("ABCP", [*shapes, panels_shape(product, cpu)])
 
-    def emit(a, bb, c, panels) -> None:
+    def emit(a: Tensor, bb: Tensor, c: Tensor, panels: tirx.Buffer) -> None:
         generator = Generator(_plan(product, cpu))
         with b.one_thread(generator.plan.cores == 1):
             early = Early(generator.packing, bb, const(0), b.parallel, panels)
@@ -110,7 +111,7 @@ def matmul_of_panels(
     """
     params = b.floats("APC", shapes)
 
-    def emit(a, panels, c) -> None:
+    def emit(a: Tensor, panels: tirx.Buffer, c: Tensor) -> None:
         own = _plan(product, cpu)
         generator = Generator(own)
         with b.one_thread(own.cores == 1):

@@ -12,7 +12,7 @@ from tvm import tirx
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div
 from ..language.extents import LINE
-from ..language.halves import Half
+from ..language.halves import Tensor
 
 #: The prefetches up to which they are emitted one after the other, without a loop.
 _MOST_IN_A_ROW = 32
@@ -92,9 +92,7 @@ def rolled_loops() -> AbstractContextManager[object]:
     return T.attr(0, "pragma_import_llvm", _ROLLED)
 
 
-def lines_of(
-    buffer: tirx.Buffer | Half, start: tirx.PrimExpr, pitch: Extent, rows: int, width: int
-) -> Ahead:
+def lines_of(buffer: Tensor, start: tirx.PrimExpr, pitch: Extent, rows: int, width: int) -> Ahead:
     """Return the prefetches of rows of a matrix into the second-level cache.
 
     Parameters
@@ -109,7 +107,7 @@ def lines_of(
         The number of rows, and of elements of each.
     """
 
-    def emit(i, j) -> None:
+    def emit(i: Extent, j: Extent) -> None:
         b.prefetch(buffer, start + i * pitch + j * LINE)
 
     # Rows that do not begin with a line end in another one.
@@ -215,7 +213,7 @@ def multiply_add(
     else:
         _choose(add, load, clear)
 
-    def step(k) -> None:
+    def step(k: tirx.PrimExpr | tuple[tirx.PrimExpr, tirx.PrimExpr]) -> None:
         if rolled:
             T.evaluate(tirx.call_extern("int32", "relax_grad_rolled"))
         factors = [bind(vector(k, v)) for v in range(columns)]
@@ -229,7 +227,7 @@ def multiply_add(
         each(step)
     else:
 
-        def one(number) -> None:
+        def one(number: tirx.PrimExpr) -> None:
             for i in range(unrolled):
                 step(number * unrolled + i)
 
@@ -286,7 +284,7 @@ def spread(ahead: Sequence[Ahead], number: Extent, expected: int, one: Callable)
         one(i)
 
 
-def _share(ahead: Ahead, at, parts: int) -> None:
+def _share(ahead: Ahead, at: tirx.PrimExpr, parts: int) -> None:
     """Emit a part of some prefetches; those beyond repeat the last one."""
     number = ahead.number
     if isinstance(number, int) and number == 0:
@@ -300,7 +298,7 @@ def _nothing() -> None:
     """Emit nothing."""
 
 
-def _choose(condition, then: Callable, otherwise: Callable) -> None:
+def _choose(condition: bool | tirx.PrimExpr, then: Callable, otherwise: Callable) -> None:
     """Emit an if, or one branch if the condition is known."""
     if isinstance(condition, bool):
         (then if condition else otherwise)()

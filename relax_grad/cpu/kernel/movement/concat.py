@@ -16,6 +16,7 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, as_expr, bind, ceil_div, const, count
+from ..language.halves import Tensor
 
 #: Bytes that one thread copies in the time that a second one takes to wake up.
 _SMALL = 2**17
@@ -52,12 +53,12 @@ def concat(
     """
     *operands, result = shapes
 
-    def body(*buffers) -> None:
+    def body(*buffers: Tensor) -> None:
         *sources, target = buffers
         tensors = iter(sources)
         parts = [None if i in zeros else next(tensors) for i in range(len(operands))]
 
-        def copy(i, at, start, number) -> None:
+        def copy(i: int, at: tirx.PrimExpr, start: tirx.PrimExpr, number: tirx.PrimExpr) -> None:
             if parts[i] is None:
                 b.clear(target, at, number)
             else:
@@ -86,8 +87,8 @@ def split(axis: int, shapes: Sequence[Sequence[Extent]], dtype: str, cpu: CPU) -
     """
     *results, operand = shapes
 
-    def body(source, *parts) -> None:
-        def copy(i, at, start, number) -> None:
+    def body(source: Tensor, *parts: Tensor) -> None:
+        def copy(i: int, at: tirx.PrimExpr, start: tirx.PrimExpr, number: tirx.PrimExpr) -> None:
             b.copy(parts[i], start, source, at, number)
 
         _each(axis, shapes, dtype, cpu, copy)
@@ -128,7 +129,7 @@ def _tasks(outer: Extent, row: Extent, size: int, cpu: CPU) -> int:
     return max(1, min(most, row * size // _PART)) if isinstance(row, int) else most
 
 
-def _share(share, length: Extent, shares: int, size: int) -> tuple:
+def _share(share: tirx.PrimExpr, length: Extent, shares: int, size: int) -> tuple:
     """Return the offset and the number of elements of a share of an operand's row."""
     if shares == 1:
         return const(0), as_expr(length)

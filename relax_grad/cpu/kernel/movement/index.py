@@ -17,6 +17,7 @@ from ....topi.position import position
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from ..language.halves import Tensor
 
 #: The minimum number of vectors of a row in a task.
 _NARROWEST = 4
@@ -59,7 +60,7 @@ def take_backward(
         Takes dy, the indices, and dx.
     """
 
-    def body(dy, indices, dx) -> None:
+    def body(dy: Tensor, indices: tirx.Buffer, dx: Tensor) -> None:
         _add_rows(
             (outer, extent, columns),
             prod(shapes[1]),
@@ -108,10 +109,10 @@ def points_backward(
     """
     together = len(index_dtypes) == 1
 
-    def body(dy, *rest) -> None:
+    def body(dy: Tensor, *rest: tirx.Buffer) -> None:
         *indices, dx = rest
 
-        def locate(i):
+        def locate(i: tirx.PrimExpr) -> tirx.PrimExpr:
             row, inside = tirx.const(0, "int64"), []
             for axis, extent in enumerate(extents):
                 index = indices[0][i * len(extents) + axis] if together else indices[axis][i]
@@ -160,7 +161,7 @@ def gather_elements_backward(
     vectors = Vectors(cpu.lanes)
     shares = _shares(rows, extent, cpu)
 
-    def body(dy, indices, dx) -> None:
+    def body(dy: Tensor, indices: tirx.Buffer, dx: Tensor) -> None:
         _clear(dx, rows * extent, vectors, cpu)
         with b.parallel(0, rows * shares) as task:
             row, share = bind(task // shares), bind(task % shares)
@@ -197,7 +198,7 @@ def take_columns(
     """
     number = prod(shapes[1])
 
-    def body(x, indices, y) -> None:
+    def body(x: Tensor, indices: tirx.Buffer, y: Tensor) -> None:
         # Indices are resolved once for all rows.
         places = b.scratch(number, "int32")
         with b.parallel(0, number) as i:
@@ -236,13 +237,13 @@ def _add_rows(
     rest = columns - (parts - 1) * width
     shares = _shares(outer * parts, rows, cpu)
 
-    def add(source, target, size: int) -> None:
+    def add(source: tirx.PrimExpr, target: tirx.PrimExpr, size: int) -> None:
         if columns < _SHORTEST:
             for o in range(columns):
                 b.store(dx, target + o, dx[target + o] + dy[source + o])
             return
 
-        def some(o, n) -> None:
+        def some(o: tirx.PrimExpr, n: Extent | None) -> None:
             total = vectors.load(dx, target + o, n) + vectors.load(dy, source + o, n)
             vectors.store(dx, target + o, total, n)
 
@@ -287,7 +288,9 @@ def _shares(tasks: Extent, rows: Extent, cpu: CPU) -> int:
     return min(shares, rows) if isinstance(rows, int) else shares
 
 
-def _owned(where, inside, rows: Extent, share, shares: int):
+def _owned(
+    where: tirx.PrimExpr, inside: tirx.PrimExpr, rows: Extent, share: tirx.PrimExpr, shares: int
+) -> tirx.PrimExpr:
     """Return the condition that a row exists and lies in a share."""
     if shares == 1:
         return inside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tvm import tirx
@@ -12,6 +12,7 @@ from ..language import builder as b
 from ..language.builder import Extent, Vectors, bind, ceil_div, const
 from ..language.extents import LINE
 from ..language.halves import Half
+from ..language.statements import Emit
 from ..matmul.pairs import PairPacking, Pairs, add_products, imported, pair_at, takes_pairs
 from ..matmul.panels import Early, Packing
 from ..matmul.product import Matmul
@@ -63,7 +64,9 @@ def tile(rows: int, columns: int, cpu: CPU) -> tuple[int, int]:
     return min(sizes, key=cost)
 
 
-def _add_product(total, scalars, factors):
+def _add_product(
+    total: tirx.PrimExpr, scalars: tirx.PrimExpr, factors: tirx.PrimExpr
+) -> tirx.PrimExpr:
     return total + scalars * factors
 
 
@@ -114,7 +117,7 @@ class Weight:
         """Emit the copy of the matrix."""
         self._packed = Early(self._packing, source, const(self._start), b.parallel).panels
 
-    def multiply(self, left: tuple, target: tirx.Buffer, rows, *, add: bool) -> None:
+    def multiply(self, left: tuple, target: tirx.Buffer, rows: tirx.PrimExpr, *, add: bool) -> None:
         """Emit the products of rows and the matrix.
 
         ``left`` is a buffer, the offset of the first row in it, and the stride of the rows. Rows of
@@ -130,7 +133,9 @@ class Weight:
             size = bind(tirx.min(const(_DEPTH), self._depth - k0))
             self._stretch(left, target, rows, (k0, size), add=True)
 
-    def _stretch(self, left: tuple, target: tirx.Buffer, rows, depth: tuple, *, add: bool) -> None:
+    def _stretch(
+        self, left: tuple, target: tirx.Buffer, rows: tirx.PrimExpr, depth: tuple, *, add: bool
+    ) -> None:
         """Emit the products of a stretch of k, whose panel all strips read from the first-level
         cache."""
         (buffer, start, step), (k0, size) = left, depth
@@ -142,7 +147,9 @@ class Weight:
             sources = [bind(start + (first + i) * step + scale * k0) for i in offsets]
             targets = [bind((first + i) * self.pitch + j * width) for i in offsets]
 
-            def value(i: int, k, sources=sources):
+            def value(
+                i: int, k: tirx.PrimExpr, sources: list[tirx.PrimExpr] = sources
+            ) -> tirx.PrimExpr:
                 if self._pairs:
                     return pair_at(buffer, sources[i] + 2 * k)
                 return buffer[sources[i] + k]
@@ -188,7 +195,7 @@ class Rows:
                 b.clear(bits, const(0), count * self.pitch)
             self.factor = Half(bits, count * self.pitch, "bfloat16")
 
-    def begin(self, source: tirx.Buffer, start, rows) -> None:
+    def begin(self, source: tirx.Buffer, start: tirx.PrimExpr, rows: tirx.PrimExpr) -> None:
         """Emit the copy of rows."""
         targets = {id(rows): rows for rows in (self._exact, self.factor) if rows is not None}
         with b.serial(0, rows) as row:
@@ -196,11 +203,15 @@ class Rows:
             for target in targets.values():
                 b.copy(target, at, source, place, const(self._size))
 
-    def load(self, row, offset, number):
+    def load(
+        self, row: tirx.PrimExpr, offset: tirx.PrimExpr, number: Extent | None
+    ) -> tirx.PrimExpr:
         """Return a vector of a row, in float32."""
         return self._vectors.load(self._exact, bind(row * self.pitch + offset), number)
 
-    def store(self, row, offset, value, number) -> None:
+    def store(
+        self, row: tirx.PrimExpr, offset: tirx.PrimExpr, value: tirx.PrimExpr, number: Extent | None
+    ) -> None:
         """Emit the store of a vector to a row."""
         if self._exact is not None:
             self._vectors.store(self._exact, bind(row * self.pitch + offset), value, number)
@@ -235,13 +246,13 @@ class Tasks:
             cores = max(1, cpu.cores)
             self.rows = ceil_div(batch, cores * ceil_div(batch, cores * _MOST_ROWS))
 
-    def each(self, emit: Callable) -> None:
+    def each(self, emit: Emit) -> None:
         """Emit ``emit(first, rows)`` for each block."""
         with b.parallel(0, ceil_div(self._batch, self.rows)) as task:
             first = bind(task * self.rows)
             emit(first, bind(tirx.min(const(self.rows), self._batch - first)))
 
-    def each_vector(self, rows, emit: Callable) -> None:
+    def each_vector(self, rows: tirx.PrimExpr, emit: Emit) -> None:
         """Emit ``emit(row, offset, number)`` for each vector of the units of each sequence of a
         block."""
         with b.serial(0, rows) as row:

@@ -49,12 +49,14 @@ def tanh(vectors: Vectors, x: tirx.PrimExpr) -> tirx.PrimExpr:
     return _held(vectors, e * _reciprocal(vectors, bind(e + like(x, 2.0))))
 
 
-def _clamped(x, end: float):
+def _clamped(x: tirx.PrimExpr, end: float) -> tirx.PrimExpr:
     # With the operands in this order, a NaN propagates.
     return bind(tirx.Min(like(x, end), tirx.Max(like(x, -end), x)))
 
 
-def _exp_parts(vectors: Vectors, x, factor: float):
+def _exp_parts(
+    vectors: Vectors, x: tirx.PrimExpr, factor: float
+) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
     """Return p and a power of 2 such that ``exp(factor * x)`` is ``(1 + p) * power``."""
     # TVM's simplifier would undo the sum.
     shifted = _held(vectors, x * like(x, factor * math.log2(math.e)) + like(x, _MAGIC))
@@ -65,7 +67,7 @@ def _exp_parts(vectors: Vectors, x, factor: float):
     return bind(total * r), bind(as_bits(bits + like(x, _ONE, "int32"), "float32"))
 
 
-def _reciprocal(vectors: Vectors, x):
+def _reciprocal(vectors: Vectors, x: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return ``1 / x`` for a positive normal x with a normal result, within 1 unit in the last
     place."""
     if vectors.lanes != 16:
@@ -78,7 +80,7 @@ def _reciprocal(vectors: Vectors, x):
     return _held(vectors, about * rest + about)
 
 
-def _held(vectors: Vectors, value):
+def _held(vectors: Vectors, value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a vector by way of a buffer, which LLVM keeps in a register.
 
     TVM's simplifier visits the value of a variable again at each of its uses.

@@ -20,7 +20,8 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, bind, const
-from ..language.halves import Half
+from ..language.halves import Half, Tensor
+from ..language.statements import Emit
 from ._parts import Rows, Tasks, Weight, pairs_of
 from .gates import sigmoid, tanh
 
@@ -103,7 +104,7 @@ def recurrence(of: Layer, cpu: CPU, *, unread: Sequence[int] = ()) -> tirx.PrimF
     }.get(of.kind, [of.shape()])
     names += [f"result{i}" for i in range(len(results))]
 
-    def body(*tensors) -> None:
+    def body(*tensors: Tensor) -> None:
         with pairs_of(cpu, tensors[3 if of.kind == "lstm" else 2], tensors[count]) as pairs:
             _Forward(of, cpu, pairs, tensors[:count], tensors[count:], unread).emit()
 
@@ -139,7 +140,7 @@ def recurrent_backward(
     shapes += [of.shape(of.gates), of.shape()]
     shapes += [of.initial()] * (2 if of.kind == "lstm" else 1)
 
-    def body(*tensors) -> None:
+    def body(*tensors: Tensor) -> None:
         with pairs_of(cpu, tensors[2], tensors[count]) as pairs:
             _Backward(of, cpu, pairs, tensors[:count], tensors[count:], unread).emit()
 
@@ -161,7 +162,7 @@ def previous_steps(shape: Sequence[Extent]) -> tirx.PrimFunc:
     """
     steps, *own = shape
 
-    def body(data, initial, result) -> None:
+    def body(data: Tensor, initial: Tensor, result: Tensor) -> None:
         size = b.count(own)
         with b.parallel(0, steps) as t:
             b.either(
@@ -211,7 +212,7 @@ class _Pass(ABC):
         self.tasks.each(self._block)
 
     @abstractmethod
-    def _block(self, first, rows) -> None:
+    def _block(self, first: Extent, rows: Extent) -> None:
         """Emit all steps of some sequences of the batch, given the first one and their number."""
 
 
@@ -228,7 +229,7 @@ class _Forward(_Pass):
         super().__init__(of, cpu, pairs, inputs[3 if of.kind == "lstm" else 2], is_turned=True)
         self.inputs, self.results, self.unread = list(inputs), list(results), unread
 
-    def _block(self, first, rows) -> None:
+    def _block(self, first: Extent, rows: Extent) -> None:
         of, size, count = self.of, self.of.size, self.tasks.rows
         is_gru = of.kind.startswith("gru")
         state = Rows(self.vectors, count, size, self.pairs, exact=is_gru)
@@ -247,7 +248,7 @@ class _Forward(_Pass):
         with b.serial(0, of.steps) as t:
             start = bind(t * of.batch + first)
 
-            def each(step: Callable, start=start) -> None:
+            def each(step: Callable, start: Extent = start) -> None:
                 self.tasks.each_vector(
                     rows,
                     lambda row, offset, number: step(
@@ -261,23 +262,51 @@ class _Forward(_Pass):
                 self.last.multiply(other.left(), sums, rows, add=False)
                 each(self._reset)
 
-    def _sum(self, sums, row, offset, gate: int, number, pitch: int | None = None):
+    def _sum(
+        self,
+        sums: tirx.Buffer,
+        row: Extent,
+        offset: Extent,
+        gate: int,
+        number: Extent | None,
+        pitch: int | None = None,
+    ) -> tirx.PrimExpr:
         pitch = self.weight.pitch if pitch is None else pitch
         return self.vectors.load(sums, bind(row * pitch + offset + gate * self.of.size), number)
 
-    def _data(self, place, offset, gate: int, number):
+    def _data(
+        self, place: Extent, offset: Extent, gate: int, number: Extent | None
+    ) -> tirx.PrimExpr:
         of = self.of
         at = bind(place * (of.gates * of.size) + offset + gate * of.size)
         return self.vectors.load(self.inputs[0], at, number)
 
-    def _store(self, result: int, place, offset, value, number, part: int = 0, parts: int = 1):
+    def _store(
+        self,
+        result: int,
+        place: Extent,
+        offset: Extent,
+        value: tirx.PrimExpr,
+        number: Extent | None,
+        part: int = 0,
+        parts: int = 1,
+    ) -> None:
         if result in self.unread:
             return
         size = self.of.size
         at = bind(place * (parts * size) + offset + part * size)
         self.vectors.store(self.results[result], at, value, number)
 
-    def _lstm(self, place, row, offset, number, sums, state, cell) -> None:
+    def _lstm(
+        self,
+        place: Extent,
+        row: Extent,
+        offset: Extent,
+        number: Extent | None,
+        sums: tirx.Buffer,
+        state: Rows,
+        cell: tirx.Buffer,
+    ) -> None:
         vectors, one = self.vectors, self.vectors.splat(1.0)
         total = [
             bind(
@@ -307,7 +336,16 @@ class _Forward(_Pass):
         for part, value in enumerate(slopes):
             self._store(2, place, offset, value, number, part, 6)
 
-    def _gru(self, place, row, offset, number, sums, state, _) -> None:
+    def _gru(
+        self,
+        place: Extent,
+        row: Extent,
+        offset: Extent,
+        number: Extent | None,
+        sums: tirx.Buffer,
+        state: Rows,
+        _: object,
+    ) -> None:
         vectors, one = self.vectors, self.vectors.splat(1.0)
         data = [self._data(place, offset, gate, number) for gate in range(3)]
         product = [self._sum(sums, row, offset, gate, number) for gate in range(3)]
@@ -325,7 +363,16 @@ class _Forward(_Pass):
         for part, value in enumerate(slopes):
             self._store(1, place, offset, value, number, part, 4)
 
-    def _gates(self, place, row, offset, number, sums, state, reset) -> None:
+    def _gates(
+        self,
+        place: Extent,
+        row: Extent,
+        offset: Extent,
+        number: Extent | None,
+        sums: tirx.Buffer,
+        state: Rows,
+        reset: Rows,
+    ) -> None:
         """Emit the gates r and z of a GRU that resets first, and the reset state."""
         one = self.vectors.splat(1.0)
         r, z = (
@@ -344,7 +391,16 @@ class _Forward(_Pass):
         for part, value in {0: last * (r * (one - r)), 3: z, 4: r}.items():
             self._store(1, place, offset, value, number, part, 5)
 
-    def _reset(self, place, row, offset, number, sums, state, _) -> None:
+    def _reset(
+        self,
+        place: Extent,
+        row: Extent,
+        offset: Extent,
+        number: Extent | None,
+        sums: tirx.Buffer,
+        state: Rows,
+        _: object,
+    ) -> None:
         """Emit the gate n of a GRU that resets first, and the new state."""
         one = self.vectors.splat(1.0)
         product = self._sum(sums, row, offset, 0, number, self.last.pitch)
@@ -358,7 +414,16 @@ class _Forward(_Pass):
         for part, value in {1: (last - n) * (z * rest), 2: rest * (one - n * n)}.items():
             self._store(1, place, offset, value, number, part, 5)
 
-    def _rnn(self, place, row, offset, number, sums, state, _) -> None:
+    def _rnn(
+        self,
+        place: Extent,
+        row: Extent,
+        offset: Extent,
+        number: Extent | None,
+        sums: tirx.Buffer,
+        state: Rows,
+        _: object,
+    ) -> None:
         total = bind(self._data(place, offset, 0, number) + self._sum(sums, row, offset, 0, number))
         if self.of.kind == "rnn_tanh":
             hidden = tanh(self.vectors, total)
@@ -385,7 +450,7 @@ class _Backward(_Pass):
         self.cells = cells[0] if cells else None
         self.gates, self.states, *self.initial = results
 
-    def _block(self, first, rows) -> None:
+    def _block(self, first: Extent, rows: Extent) -> None:
         of, size, pitch = self.of, self.of.size, self.weight.pitch
         # The gradients of the states before a step, through this step.
         through = b.scratch(self.tasks.rows * pitch)
@@ -403,12 +468,12 @@ class _Backward(_Pass):
         with b.serial(0, of.steps) as step:
             start = bind((of.steps - 1 - step) * of.batch + first)
 
-            def left(offset: int = 0, start=start) -> tuple:
+            def left(offset: int = 0, start: Extent = start) -> tuple:
                 if self.factor is not None:
                     return self.factor.left(offset)
                 return self.gates, bind(start * width + offset), width
 
-            def each(emit: Callable, other, start=start) -> None:
+            def each(emit: Emit, other: tirx.Buffer | None, start: Extent = start) -> None:
                 self.tasks.each_vector(
                     rows,
                     lambda row, offset, number: emit(
@@ -425,14 +490,22 @@ class _Backward(_Pass):
             with b.serial(0, rows) as row:
                 b.copy(target, bind((first + row) * size), source, bind(row * pitch), const(size))
 
-    def _unit(self, place, row, offset, number, through, cell) -> None:
+    def _unit(
+        self,
+        place: Extent,
+        row: Extent,
+        offset: Extent,
+        number: Extent | None,
+        through: tirx.Buffer,
+        cell: tirx.Buffer | None,
+    ) -> None:
         of, vectors = self.of, self.vectors
         local = bind(row * self.weight.pitch + offset)
 
-        def slope(part: int):
+        def slope(part: int) -> tirx.PrimExpr:
             return self._slope(part, place, offset, number)
 
-        def store(part: int, value) -> None:
+        def store(part: int, value: tirx.PrimExpr) -> None:
             self._store(part, place, row, offset, number, value)
 
         own = bind(place * of.size + offset)
@@ -452,7 +525,15 @@ class _Backward(_Pass):
         if self.keeps_states:
             vectors.store(self.states, own, state, number)
 
-    def _reset(self, place, row, offset, number, through, reset) -> None:
+    def _reset(
+        self,
+        place: Extent,
+        row: Extent,
+        offset: Extent,
+        number: Extent | None,
+        through: tirx.Buffer,
+        reset: tirx.Buffer,
+    ) -> None:
         """Emit the gradients through the reset state of a GRU that resets first."""
         vectors, local = self.vectors, bind(row * self.weight.pitch + offset)
         grad = bind(vectors.load(reset, local, number))
@@ -460,11 +541,21 @@ class _Backward(_Pass):
         kept = self._slope(4, place, offset, number) * grad
         vectors.store(through, local, vectors.load(through, local, number) + kept, number)
 
-    def _slope(self, part: int, place, offset, number):
+    def _slope(
+        self, part: int, place: Extent, offset: Extent, number: Extent | None
+    ) -> tirx.PrimExpr:
         at = bind(place * (self.of.slopes * self.of.size) + offset + part * self.of.size)
         return self.vectors.load(self.slopes, at, number)
 
-    def _store(self, part: int, place, row, offset, number, value) -> None:
+    def _store(
+        self,
+        part: int,
+        place: Extent,
+        row: Extent,
+        offset: Extent,
+        number: Extent | None,
+        value: tirx.PrimExpr,
+    ) -> None:
         value, start = bind(value), part * self.of.size
         at = bind(place * (self.of.gates * self.of.size) + offset + start)
         self.vectors.store(self.gates, at, value, number)

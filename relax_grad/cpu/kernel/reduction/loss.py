@@ -17,6 +17,7 @@ from ...target import CPU
 from ..language import builder as b
 from ..language import functions as math
 from ..language.builder import Extent, Vectors, bind, const, sum_of
+from ..language.halves import Tensor
 from .softmax import Columns, Lines, Row
 
 #: The number of partial sums of the weights of the targets.
@@ -73,7 +74,7 @@ def cross_entropy_backward(
         not ignored makes its position NaN, and the mean too.
     """
 
-    def body(dy, y, targets, *rest) -> None:
+    def body(dy: Tensor, y: Tensor, targets: tirx.Buffer, *rest: tirx.Buffer) -> None:
         *weights, dx = rest
         of_targets = _Targets(loss, lines.extent, targets, weights[0] if weights else None)
         scale = None
@@ -122,7 +123,9 @@ class _Targets:
     targets: tirx.Buffer
     weights: tirx.Buffer | None
 
-    def factor(self, position, gradient):
+    def factor(
+        self, position: tirx.PrimExpr, gradient: tirx.PrimExpr
+    ) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
         """Return the gradient of a position times its weight, and its target (-1 if it has
         none)."""
         zero = tirx.const(0.0, "float32")
@@ -160,7 +163,15 @@ class _Generator:
         The result of log_softmax, and the gradient of its data.
     """
 
-    def __init__(self, cpu: CPU, targets: _Targets, dy, scale, y, dx):
+    def __init__(
+        self,
+        cpu: CPU,
+        targets: _Targets,
+        dy: Tensor,
+        scale: tirx.PrimExpr | None,
+        y: Tensor,
+        dx: Tensor,
+    ):
         self.vectors, self._integers = Vectors(cpu.lanes), Vectors(cpu.lanes, "int32")
         self._targets, self._dy, self._scale, self._y, self._dx = targets, dy, scale, y, dx
 
@@ -170,7 +181,7 @@ class _Generator:
         value, target = self._factor(of.number)
         wide = bind(vectors.splat(value))
 
-        def element(at, number, _k) -> None:
+        def element(at: tirx.PrimExpr, number: Extent | None, _k: int) -> None:
             vectors.store(dx, at, wide * self._probability(at, number), number)
 
         of.each(element)
@@ -188,7 +199,9 @@ class _Generator:
             b.store(values, i, value)
             b.store(own, i, target)
 
-        def element(at, number, k, class_index) -> None:
+        def element(
+            at: tirx.PrimExpr, number: Extent | None, k: int, class_index: tirx.PrimExpr
+        ) -> None:
             wide = bind(vectors.load(values, k * vectors.lanes, number))
             targets = self._integers.load(own, k * vectors.lanes, number)
             is_own = tirx.EQ(targets, tirx.Broadcast(class_index, vectors.lanes))
@@ -198,16 +211,16 @@ class _Generator:
 
         of.each_row(element)
 
-    def _factor(self, position):
+    def _factor(self, position: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
         gradient = self._dy[position] if self._scale is None else self._scale
         return self._targets.factor(position, gradient)
 
-    def _probability(self, at, number):
+    def _probability(self, at: tirx.PrimExpr, number: Extent | None) -> tirx.PrimExpr:
         """Return the probabilities of classes."""
         return math.exp(bind(self.vectors.load(self._y, at, number)))
 
 
-def _sum(number: Extent, targets: _Targets):
+def _sum(number: Extent, targets: _Targets) -> tirx.PrimExpr:
     """Return the sum of the weights of all targets; its order does not depend on the number of
     threads."""
     parts = b.scratch(_PARTS)

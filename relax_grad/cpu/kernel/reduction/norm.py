@@ -15,8 +15,9 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_float, bind
-from ..language.halves import rectified
+from ..language.halves import Tensor, rectified
 from ..language.row_sums import Sums
+from ..language.statements import Emit
 from .reduce import Channels
 
 Shapes = Sequence[Sequence[Extent]]
@@ -57,7 +58,17 @@ def batch_norm(
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(x, gamma, beta, moving_mean, moving_var, y, new_mean, new_var, *saved) -> None:
+    def body(
+        x: Tensor,
+        gamma: tirx.Buffer,
+        beta: tirx.Buffer,
+        moving_mean: tirx.Buffer,
+        moving_var: tirx.Buffer,
+        y: Tensor,
+        new_mean: tirx.Buffer,
+        new_var: tirx.Buffer,
+        *saved: tirx.Buffer,
+    ) -> None:
         with b.parallel(0, of.channels) as c:
             mean, variance = of.moments(vectors, x, c)
             for old, value, new in (
@@ -71,7 +82,7 @@ def batch_norm(
             shift = bind(vectors.splat(beta[c] if center else number_of(0.0)))
             mean = bind(vectors.splat(mean))
 
-            def normalize(at, number) -> None:
+            def normalize(at: tirx.PrimExpr, number: Extent | None) -> None:
                 value = (vectors.load(x, at, number) - mean) * slope + shift
                 vectors.store(y, at, _rectified(vectors, value, rectifies), number)
 
@@ -132,7 +143,9 @@ def row_norm(
     length = planes * inner
     row_of = Channels(1, rows, length)
 
-    def body(x, gamma, beta, y, *saved) -> None:
+    def body(
+        x: Tensor, gamma: tirx.Buffer, beta: tirx.Buffer, y: Tensor, *saved: tirx.Buffer
+    ) -> None:
         with b.parallel(0, rows) as row:
             mean, variance = row_of.moments(vectors, x, row)
             rstd = _reciprocal_deviation(variance, epsilon)
@@ -140,14 +153,16 @@ def row_norm(
             mean = bind(vectors.splat(mean))
             base, first = bind(row * length), bind(row % groups * planes)
 
-            def normalize(at, number, slope, shift) -> None:
+            def normalize(
+                at: tirx.PrimExpr, number: Extent | None, slope: tirx.PrimExpr, shift: tirx.PrimExpr
+            ) -> None:
                 value = (vectors.load(x, at, number) - mean) * slope + shift
                 vectors.store(y, at, _rectified(vectors, value, rectifies), number)
 
             if isinstance(inner, int) and inner == 1:
                 wide = bind(vectors.splat(rstd))
 
-                def along(o, number) -> None:
+                def along(o: tirx.PrimExpr, number: int) -> None:
                     slope = wide * vectors.load(gamma, first + o, number) if scale else wide
                     shift = vectors.load(beta, first + o, number) if center else vectors.splat(0)
                     normalize(base + o, number, slope, shift)
@@ -192,14 +207,14 @@ def rms_norm(
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(x, weight, y, *saved) -> None:
+    def body(x: Tensor, weight: Tensor, y: Tensor, *saved: tirx.Buffer) -> None:
         with b.parallel(0, rows) as row:
             base = bind(row * columns)
             rstd = _reciprocal_deviation(_mean_square(vectors, x, base, columns), epsilon)
             _save(saved, row, 1, rstd)
             rstd = bind(vectors.splat(rstd))
 
-            def normalize(o, number) -> None:
+            def normalize(o: tirx.PrimExpr, number: Extent | None) -> None:
                 value = vectors.load(x, base + o, number) * rstd
                 vectors.store(y, base + o, value * vectors.load(weight, o, number), number)
 
@@ -238,7 +253,7 @@ def statistics(
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(x, *saved) -> None:
+    def body(x: Tensor, *saved: tirx.Buffer) -> None:
         with b.parallel(0, of.channels) as c:
             if center:
                 mean, variance = of.moments(vectors, x, c)
@@ -253,20 +268,22 @@ def statistics(
     return with_results("norm_statistics", [("x", data)], _saved(shape, names), body)
 
 
-def _reciprocal_deviation(variance, epsilon: float) -> tirx.Var:
+def _reciprocal_deviation(variance: tirx.PrimExpr, epsilon: float) -> tirx.Var:
     """Return ``1 / sqrt(variance + epsilon)``."""
     return bind(number_of(1.0) / tirx.sqrt(variance + number_of(epsilon)))
 
 
-def _rectified(vectors: Vectors, value, rectifies: bool):
+def _rectified(vectors: Vectors, value: tirx.PrimExpr, rectifies: bool) -> tirx.PrimExpr:
     """Return ReLU of a vector, or the vector."""
     return rectified(value, vectors.lanes) if rectifies else value
 
 
-def _mean_square(vectors: Vectors, x: tirx.Buffer, base, columns: Extent):
+def _mean_square(
+    vectors: Vectors, x: tirx.Buffer, base: tirx.PrimExpr, columns: Extent
+) -> tirx.PrimExpr:
     """Return the mean of the squares of a row that begins at index ``base``."""
 
-    def square(o, number):
+    def square(o: tirx.PrimExpr, number: Extent | None) -> list[tirx.PrimExpr]:
         value = bind(vectors.load(x, base + o, number))
         return [value * value]
 
@@ -280,7 +297,9 @@ def _saved(shape: Sequence[Extent] | None, names: Sequence[str] = ("mean", "rstd
     return [] if shape is None else [(f"saved_{name}", shape) for name in names]
 
 
-def _save(saved: Sequence[tirx.Buffer], row, copies: Extent, *values) -> None:
+def _save(
+    saved: Sequence[tirx.Buffer], row: tirx.PrimExpr, copies: Extent, *values: tirx.PrimExpr
+) -> None:
     """Store the statistics of a row in each of its elements, if they are saved."""
     for buffer, value in zip(saved, values, strict=False):
         if isinstance(copies, int) and copies == 1:
@@ -290,7 +309,7 @@ def _save(saved: Sequence[tirx.Buffer], row, copies: Extent, *values) -> None:
                 b.store(buffer, row * copies + copy, value)
 
 
-def each_of_row(vectors: Vectors, extent: Extent, base: tirx.PrimExpr, emit: Callable) -> None:
+def each_of_row(vectors: Vectors, extent: Extent, base: tirx.PrimExpr, emit: Emit) -> None:
     """Emit ``emit(index, number)`` for each vector of a row that begins at index ``base``."""
     vectors.each(extent, lambda o, number: emit(base + o, number))
 

@@ -3,13 +3,14 @@ contiguous in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import tirx
 
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_float, bind
+from ..language.halves import Tensor
 from ..language.row_sums import Sums
 from .norm import Shapes, each_of_row, number_of, with_results
 from .reduce import Channels, emit_column_sums
@@ -52,7 +53,16 @@ def channel_norm_backward_data(
     vectors = Vectors(cpu.lanes)
     divisor = as_float(count)
 
-    def body(dy, x, gamma, mean, rstd, mean_grad, variance_grad, dx) -> None:
+    def body(
+        dy: Tensor,
+        x: Tensor,
+        gamma: tirx.Buffer,
+        mean: tirx.Buffer,
+        rstd: tirx.Buffer,
+        mean_grad: tirx.Buffer,
+        variance_grad: tirx.Buffer,
+        dx: Tensor,
+    ) -> None:
         with b.parallel(0, of.outer * of.channels) as row:
             c = bind(row % of.channels)
             factor = c if channels is of.channels else c % channels
@@ -62,7 +72,7 @@ def channel_norm_backward_data(
             twist = bind(vectors.splat(number_of(2.0) * variance_grad[c] / divisor))
             middle = bind(vectors.splat(mean[c]))
 
-            def element(at, number) -> None:
+            def element(at: tirx.PrimExpr, number: Extent | None) -> None:
                 distance = vectors.load(x, at, number) - middle
                 value = vectors.load(dy, at, number) * slope + (shift + distance * twist)
                 vectors.store(dx, at, value, number)
@@ -100,11 +110,18 @@ def channel_norm_backward_gamma(
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(dy, x, mean, rstd, result, *of_beta) -> None:
+    def body(
+        dy: Tensor,
+        x: Tensor,
+        mean: tirx.Buffer,
+        rstd: tirx.Buffer,
+        result: tirx.Buffer,
+        *of_beta: tirx.Buffer,
+    ) -> None:
         with b.parallel(0, of.channels) as c:
             middle = bind(vectors.splat(mean[c]))
 
-            def product(at, number):
+            def product(at: tirx.PrimExpr, number: Extent | None) -> list[tirx.PrimExpr]:
                 # Lanes beyond the row are 0 in dy; they are reset to 0 because an infinite mean
                 # makes them NaN.
                 distance = vectors.load(x, at, number) - middle
@@ -163,20 +180,22 @@ def row_norm_backward_data(
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(dy, x, gamma, *rest) -> None:
+    def body(dy: Tensor, x: Tensor, gamma: tirx.Buffer, *rest: tirx.Buffer) -> None:
         *mean, rstd, dx = rest
         with b.parallel(0, rows) as row:
             base = bind(row * columns)
             middle = bind(vectors.splat(mean[0][row])) if centered else None
             factor = bind(vectors.splat(rstd[row]))
 
-            def g_and_z(o, number):
+            def g_and_z(
+                o: tirx.PrimExpr, number: Extent | None
+            ) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
                 grad = vectors.load(dy, base + o, number)
                 grad = grad * vectors.load(gamma, o, number) if scale else grad
                 value = vectors.load(x, base + o, number)
                 return bind(grad), (value - middle if centered else value) * factor
 
-            def terms(o, number):
+            def terms(o: tirx.PrimExpr, number: Extent | None) -> list[tirx.PrimExpr]:
                 g, z = g_and_z(o, number)
                 product = vectors.only(g * z, number)
                 return [product, g] if centered else [product]
@@ -185,7 +204,7 @@ def row_norm_backward_data(
             sums.add_row(columns, terms)
             averages = [bind(vectors.splat(s / as_float(columns))) for s in sums.totals()]
 
-            def element(o, number) -> None:
+            def element(o: tirx.PrimExpr, number: Extent | None) -> None:
                 g, z = g_and_z(o, number)
                 g = g - averages[1] if centered else g
                 vectors.store(dx, base + o, (g - z * averages[0]) * factor, number)
@@ -226,14 +245,14 @@ def row_norm_backward_gamma(
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(dy, x, *rest) -> None:
+    def body(dy: Tensor, x: Tensor, *rest: tirx.Buffer) -> None:
         mean, (rstd, *results) = rest[:centered], rest[centered:]
 
-        def term(row):
+        def term(row: tirx.PrimExpr) -> Callable:
             middle = bind(vectors.splat(mean[0][row])) if centered else None
             factor = bind(vectors.splat(rstd[row]))
 
-            def product(at, number):
+            def product(at: tirx.PrimExpr, number: Extent | None) -> list[tirx.PrimExpr]:
                 value = vectors.load(x, at, number)
                 value = value - middle if centered else value
                 grad = bind(vectors.load(dy, at, number))

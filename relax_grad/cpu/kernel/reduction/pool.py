@@ -19,7 +19,8 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, const, sum_of
-from .pool_windows import Gathered, Pool, Source, Windows
+from ..language.halves import Tensor
+from .pool_windows import Band, Gathered, Pool, Source, Windows
 
 _LOWEST = float("-inf")
 
@@ -49,15 +50,15 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
     vectors = Vectors(cpu.lanes)
     bytes_ = Vectors(cpu.lanes, "int8")
 
-    def body(x, y, *won) -> None:
+    def body(x: Tensor, y: Tensor, *won: tirx.Buffer) -> None:
         with pool.each_plane(cpu) as planes:
             source = Source(pool, vectors, _LOWEST)
 
-            def windows(plane, band, finite: bool) -> None:
+            def windows(plane: tirx.PrimExpr, band: Band, finite: bool) -> None:
                 with pool.each_row_of_windows(band) as at:
                     base = pool.windows(plane, at)
 
-                    def some(j, number) -> None:
+                    def some(j: tirx.PrimExpr, number: Extent | None) -> None:
                         taps = list(source.taps(at, j))
                         vectors.store(y, base + j, _largest(vectors, taps, finite), number)
                         if won:
@@ -98,7 +99,7 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
     vectors = Vectors(cpu.lanes)
     bytes_ = Vectors(cpu.lanes, "int8")
 
-    def body(dy, x, dx) -> None:
+    def body(dy: Tensor, x: Tensor, dx: Tensor) -> None:
         streamed = pool.streams((dy, x, dx))
         with pool.each_plane(cpu, streamed) as planes:
             grads = Gathered(pool, vectors, streamed)
@@ -106,15 +107,15 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
             source = None if winners else Source(pool, vectors, _LOWEST)
             won, values = grads.buffer(integers, -1), grads.buffer(vectors, 0)
 
-            def share(at, tap: int):
+            def share(at: tirx.PrimExpr, tap: int) -> tirx.PrimExpr:
                 is_won = tirx.EQ(integers.load(won, at), integers.splat(tap))
                 return tirx.Select(is_won, vectors.load(values, at), vectors.splat(0))
 
-            def windows(plane, band, finite: bool) -> None:
+            def windows(plane: tirx.PrimExpr, band: Band, finite: bool) -> None:
                 with pool.each_row_of_windows(band) as at:
                     base = pool.windows(plane, at)
 
-                    def some(j, number) -> None:
+                    def some(j: tirx.PrimExpr, number: Extent | None) -> None:
                         if source is None:
                             winner = bytes_.load(x, base + j, number)
                             winner = tirx.Cast(f"int32x{vectors.lanes}", winner)
@@ -158,7 +159,7 @@ def avg_pool(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.Pr
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(x, y) -> None:
+    def body(x: Tensor, y: Tensor) -> None:
         with pool.each_plane(cpu) as planes:
             source = Source(pool, vectors, 0)
             with planes() as plane, pool.each_band(cpu.lanes) as band:
@@ -166,7 +167,7 @@ def avg_pool(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.Pr
                 with pool.each_row_of_windows(band) as at:
                     base, outer = pool.windows(plane, at), _outer_count(pool, at, include_pad)
 
-                    def average(j, number) -> None:
+                    def average(j: tirx.PrimExpr, number: Extent | None) -> None:
                         total = sum_of(source.taps(at, j))
                         count = _counts(pool, vectors, outer, j, include_pad)
                         vectors.store(y, base + j, total / count, number)
@@ -193,18 +194,20 @@ def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -
     """
     vectors = Vectors(cpu.lanes)
 
-    def shares(grads: Gathered, values, dy, plane, band) -> None:
+    def shares(
+        grads: Gathered, values: tirx.Buffer, dy: Tensor, plane: tirx.PrimExpr, band: Band
+    ) -> None:
         with pool.each_row_of_windows(band) as at:
             base, outer = pool.windows(plane, at), _outer_count(pool, at, include_pad)
 
-            def share(j, number) -> None:
+            def share(j: tirx.PrimExpr, number: Extent | None) -> None:
                 count = _counts(pool, vectors, outer, j, include_pad)
                 value = vectors.load(dy, base + j, number) / count
                 vectors.store(values, grads.at(at, j), vectors.only(value, number))
 
             vectors.each(pool.columns.number, share)
 
-    def body(dy, dx) -> None:
+    def body(dy: Tensor, dx: Tensor) -> None:
         streamed = pool.streams((dy, dx))
         with pool.each_plane(cpu, streamed) as planes:
             grads = Gathered(pool, vectors, streamed)
@@ -216,7 +219,9 @@ def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -
     return b.prim_func("avg_pool_backward", b.floats(("dy", "dx"), shapes), body)
 
 
-def _counts(pool: Pool, vectors: Vectors, outer, j, include_pad: bool):
+def _counts(
+    pool: Pool, vectors: Vectors, outer: tirx.PrimExpr, j: tirx.PrimExpr, include_pad: bool
+) -> tirx.PrimExpr:
     """Return the number of taps that count, as a vector of float32 for consecutive windows."""
     integers = Vectors(vectors.lanes, "int32")
     at = integers.splat(j) + tirx.Ramp(const(0), const(1), vectors.lanes)
@@ -224,13 +229,15 @@ def _counts(pool: Pool, vectors: Vectors, outer, j, include_pad: bool):
     return tirx.Cast(f"float32x{vectors.lanes}", width * integers.splat(outer))
 
 
-def _outer_count(pool: Pool, at: Sequence, include_pad: bool):
+def _outer_count(pool: Pool, at: Sequence, include_pad: bool) -> tirx.PrimExpr:
     """Return the number of rows of taps of a window that count."""
     pairs = zip(pool.outer, at, strict=True)
     return bind(prod(_count(axis, i, const, include_pad) for axis, i in pairs))
 
 
-def _count(windows: Windows, window, splat: Callable, include_pad: bool):
+def _count(
+    windows: Windows, window: tirx.PrimExpr, splat: Callable, include_pad: bool
+) -> tirx.PrimExpr:
     """Return the number of taps of a window that count: those in bounds, or with ``include_pad``
     also the padding."""
     start = window * splat(windows.stride) - splat(windows.before)
@@ -246,7 +253,7 @@ def _if_finite(source: Source, emit: Callable[[bool], None]) -> None:
     b.either(source.is_finite(), lambda: emit(True), lambda: emit(False))
 
 
-def _largest(vectors: Vectors, taps: Sequence, finite: bool):
+def _largest(vectors: Vectors, taps: Sequence, finite: bool) -> tirx.PrimExpr:
     """Return the element-wise maximum of vectors; NaN where one of them is NaN."""
     if finite:
         return _by_pairs(taps)
@@ -257,7 +264,7 @@ def _largest(vectors: Vectors, taps: Sequence, finite: bool):
     return result[0]
 
 
-def _by_pairs(taps: Sequence):
+def _by_pairs(taps: Sequence) -> tirx.PrimExpr:
     """Return the element-wise maximum of vectors, by pairs; undefined where one of them is NaN."""
     taps = list(taps)
     while len(taps) > 1:
@@ -266,7 +273,9 @@ def _by_pairs(taps: Sequence):
     return taps[0]
 
 
-def _winner(pool: Pool, vectors: Vectors, taps: Sequence, at: Sequence, j, finite: bool):
+def _winner(
+    pool: Pool, vectors: Vectors, taps: Sequence, at: Sequence, j: tirx.PrimExpr, finite: bool
+) -> tirx.PrimExpr:
     """Return the winning tap of each of consecutive windows, as a vector."""
     integers, lanes = Vectors(vectors.lanes, "int32"), vectors.lanes
     largest, winner = _by_pairs(taps), Accumulators(integers, 1)

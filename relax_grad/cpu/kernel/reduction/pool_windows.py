@@ -15,6 +15,7 @@ from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from ..language.extents import LINE
+from ..language.halves import Tensor
 from ..language.streams import are_large, fence, stream, streams
 
 #: Tasks for each core; each task fills in the padding once.
@@ -308,7 +309,9 @@ class Source:
                     lambda: self._pad(line),
                 )
 
-    def _lines(self, x: tirx.Buffer, plane, i, line) -> None:
+    def _lines(
+        self, x: tirx.Buffer, plane: tirx.PrimExpr, i: tirx.PrimExpr, line: tirx.PrimExpr
+    ) -> None:
         """Copy the elements with an index along the first axis to a line of the band."""
         pool, columns, lanes = self._pool, self._pool.columns, self._vectors.lanes
         others = pool.outer[1:]
@@ -322,7 +325,7 @@ class Source:
             if rest:
                 self._copy(x, source + whole * self._step, target + whole * lanes, rest)
 
-    def _pad(self, line) -> None:
+    def _pad(self, line: tirx.PrimExpr) -> None:
         """Fill a line of the band with padding."""
         size, vectors = prod(self._heights[1:]) * self._row, self._vectors
         start = bind(line * size)
@@ -335,7 +338,7 @@ class Source:
         largest = integers.fold(bind(self._largest[0]), tirx.max)
         return tirx.LT(largest, const(_INFINITE))
 
-    def _copy(self, x, source, target, number: int) -> None:
+    def _copy(self, x: Tensor, source: tirx.PrimExpr, target: tirx.PrimExpr, number: int) -> None:
         """Copy columns to their phases."""
         vectors, columns, lanes = self._vectors, self._pool.columns, self._vectors.lanes
         parts = []
@@ -422,7 +425,14 @@ class Gathered:
                             stack.enter_context(b.when(place[-1] < axis.extent))
                     self._row(dx, self._pool.row(plane, place), at, phases, share)
 
-    def _row(self, dx: tirx.Buffer, base, at: Sequence, phases: Sequence[int], share) -> None:
+    def _row(
+        self,
+        dx: tirx.Buffer,
+        base: tirx.PrimExpr,
+        at: Sequence,
+        phases: Sequence[int],
+        share: Callable,
+    ) -> None:
         columns, lanes = self._pool.columns, self._vectors.lanes
         step = columns.stride * lanes
         whole, rest = divmod(columns.extent, step)
@@ -432,7 +442,7 @@ class Gathered:
             sums = self._sums(at, phases, const(whole * lanes), share)
             self._store(dx, base + whole * step, sums, rest)
 
-    def _sums(self, at: Sequence, phases: Sequence[int], j, share: Callable) -> list:
+    def _sums(self, at: Sequence, phases: Sequence[int], j: tirx.PrimExpr, share: Callable) -> list:
         """Return the sums of a row from step ``j`` on, as a vector for each phase of the
         columns."""
         columns = self._pool.columns
@@ -450,7 +460,7 @@ class Gathered:
             sums.append(total[0])
         return sums
 
-    def _store(self, dx, start, sums: Sequence, number: int) -> None:
+    def _store(self, dx: Tensor, start: tirx.PrimExpr, sums: Sequence, number: int) -> None:
         vectors, lanes = self._vectors, self._vectors.lanes
         for k, part in enumerate(vectors.interleave(sums)):
             left = min(lanes, number - k * lanes)
@@ -468,12 +478,12 @@ def filled(vectors: Vectors, size: int, value: float) -> tirx.Buffer:
 
 
 @contextmanager
-def _loops(extents: Sequence[int]):
+def _loops(extents: Sequence[int]) -> Iterator[list[tirx.PrimExpr]]:
     with ExitStack() as stack:
         yield [stack.enter_context(b.serial(0, extent)) for extent in extents]
 
 
-def _flat(at: Sequence, extents: Sequence[int]):
+def _flat(at: Sequence, extents: Sequence[int]) -> Extent:
     """Return the index of an element, in row-major order."""
     index = at[0]
     for i, extent in zip(at[1:], extents[1:], strict=True):

@@ -16,7 +16,9 @@ from tvm import tirx
 from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, as_float, bind, sum_of
+from ..language.halves import Tensor
 from ..language.row_sums import Sums
+from ..language.statements import Emit
 
 #: The number of stretches that rows are divided into, if there are enough rows.
 _STRETCHES = 8
@@ -53,7 +55,7 @@ class Channels:
     channels: Extent
     inner: Extent
 
-    def each_row(self, channel: tirx.PrimExpr, emit: Callable) -> None:
+    def each_row(self, channel: tirx.PrimExpr, emit: Emit) -> None:
         """Emit ``emit(base)`` for each row of a channel; ``base`` is the offset of the row."""
         with b.serial(0, self.outer) as n:
             emit(bind((n * self.channels + channel) * self.inner))
@@ -75,7 +77,7 @@ class Channels:
         mean = bind(total / count)
         wide = bind(vectors.splat(mean))
 
-        def square(at, number):
+        def square(at: tirx.PrimExpr, number: Extent | None) -> list[tirx.PrimExpr]:
             distance = bind(vectors.only(vectors.load(x, at, number) - wide, number))
             return [distance * distance]
 
@@ -107,7 +109,7 @@ def sum_channels(
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(x, result) -> None:
+    def body(x: Tensor, result: tirx.Buffer) -> None:
         with b.parallel(0, of.channels) as c:
             (total,) = of.sums(vectors, c, 1, lambda at, number: [vectors.load(x, at, number)])
             b.store(result, c, total / as_float(of.outer * of.inner) if mean else total)
@@ -139,8 +141,8 @@ def sum_columns(
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(x, result) -> None:
-        def term(_row):
+    def body(x: Tensor, result: tirx.Buffer) -> None:
+        def term(_row: tirx.PrimExpr) -> Callable:
             return lambda at, number: [vectors.load(x, at, number)]
 
         count = as_float(rows) if mean else None
@@ -189,7 +191,16 @@ class _ColumnSums:
     registers and in the cache.
     """
 
-    def __init__(self, vectors: Vectors, cpu: CPU, extents, term, results, operands, divisor):
+    def __init__(
+        self,
+        vectors: Vectors,
+        cpu: CPU,
+        extents: tuple[Extent, Extent, int],
+        term: Callable,
+        results: Sequence[tirx.Buffer],
+        operands: int,
+        divisor: tirx.PrimExpr | None,
+    ):
         self._vectors, self._term, self._divisor = vectors, term, divisor
         self._outer, self._rows, self._columns = outer, rows, columns = extents
         stretches = _STRETCHES
@@ -225,7 +236,7 @@ class _ColumnSums:
             with b.parallel(0, self._outer) as n:
                 self._add_stretches(n)
 
-    def _task(self, task) -> None:
+    def _task(self, task: tirx.PrimExpr) -> None:
         stretches, blocks, vectors = self._stretches, self._blocks, self._vectors
         part, j = bind(task // blocks), bind(task % blocks)
         n, stretch = bind(part // stretches), bind(part % stretches)
@@ -261,12 +272,12 @@ class _ColumnSums:
         """
         (first, last, base), (offset, target), vectors = rows, columns, self._vectors
 
-        def row_at(i) -> tuple[Callable, tirx.PrimExpr]:
+        def row_at(i: tirx.PrimExpr) -> tuple[Callable, tirx.PrimExpr]:
             """Return the terms of the i-th row, and the index of its first element."""
             row = bind(base + first + i)
             return self._term(row), bind(row * self._columns + offset)
 
-        def finish(at, number, sums: Sequence) -> None:
+        def finish(at: Extent, number: Extent | None, sums: Sequence) -> None:
             for total, buffer in zip(sums, self._partial, strict=True):
                 value = self._finished(total) if self._stretches == 1 else total
                 vectors.store(buffer, target + offset + at, value, number)
@@ -280,7 +291,7 @@ class _ColumnSums:
             self._sums_in_cache(size, row_at, finish, width)
 
     def _sums_in_registers(
-        self, size, row_at: Callable, finish: Callable, numbers: Sequence[int | None]
+        self, size: tirx.PrimExpr, row_at: Callable, finish: Callable, numbers: Sequence[int | None]
     ) -> None:
         """Emit the sums of vectors of so many lanes (None: all), which are unrolled."""
         vectors = self._vectors
@@ -297,7 +308,9 @@ class _ColumnSums:
         for v, number in enumerate(numbers):
             finish(v * vectors.lanes, number, [total[v] for total in totals])
 
-    def _sums_in_cache(self, size, row_at: Callable, finish: Callable, width: int) -> None:
+    def _sums_in_cache(
+        self, size: tirx.PrimExpr, row_at: Callable, finish: Callable, width: int
+    ) -> None:
         """Emit the sums of so many columns."""
         vectors, together = self._vectors, self._together
         padded = b.ceil_div(width, vectors.lanes) * vectors.lanes
@@ -305,11 +318,11 @@ class _ColumnSums:
         for total in totals:
             b.clear(total, b.const(0), padded)
 
-        def sums_at(offset) -> list:
+        def sums_at(offset: tirx.PrimExpr) -> list:
             return [vectors.load(total, offset) for total in totals]
 
         def add(rows: Sequence[tuple[Callable, tirx.PrimExpr]]) -> None:
-            def at_offset(offset, number) -> None:
+            def at_offset(offset: tirx.PrimExpr, number: Extent | None) -> None:
                 sums = sums_at(offset)
                 for value, start in rows:
                     terms = value(start + offset, number)
@@ -327,11 +340,11 @@ class _ColumnSums:
                 add([row_at(done + i)])
         vectors.each(width, lambda at, number: finish(at, number, sums_at(at)))
 
-    def _add_stretches(self, n) -> None:
+    def _add_stretches(self, n: tirx.PrimExpr) -> None:
         """Emit the sums of the partial sums of all stretches."""
         vectors, stretches, columns = self._vectors, self._stretches, self._columns
 
-        def add(offset, number) -> None:
+        def add(offset: tirx.PrimExpr, number: Extent | None) -> None:
             for buffer, result in zip(self._partial, self._results, strict=True):
                 parts = [
                     vectors.load(buffer, (n * stretches + i) * columns + offset, number)
@@ -342,7 +355,7 @@ class _ColumnSums:
 
         vectors.each(columns, add)
 
-    def _finished(self, total):
+    def _finished(self, total: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return a sum, divided by the divisor if there is one."""
         return total if self._divisor is None else total / self._vectors.splat(self._divisor)
 

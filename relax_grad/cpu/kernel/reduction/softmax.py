@@ -15,7 +15,9 @@ from ...target import CPU
 from ..language import builder as b
 from ..language import functions as math
 from ..language.builder import Accumulators, Extent, Vectors, bind
+from ..language.halves import Tensor
 from ..language.row_sums import Sums
+from ..language.statements import Emit
 
 _LOWEST = float("-inf")
 
@@ -56,7 +58,7 @@ class Lines:
                 emit(Columns(vectors, self, n, start, _BLOCK))
 
             def rest() -> None:
-                def one(offset, number) -> None:
+                def one(offset: tirx.PrimExpr, number: Extent | None) -> None:
                     emit(Columns(vectors, self, n, start + offset, 1, number))
 
                 left = self.inner % width if isinstance(self.inner, int) else self.inner - start
@@ -97,13 +99,13 @@ class Row:
         vectors = self._vectors
         sums = Sums(vectors, start=start, combine=combine)
 
-        def terms(offset, number):
+        def terms(offset: tirx.PrimExpr, number: Extent | None) -> list[tirx.PrimExpr]:
             return [vectors.only(term(self.base + offset, number, 0), number, start)]
 
         sums.add_row(self._extent, terms)
         return [bind(vectors.splat(sums.totals()[0]))]
 
-    def each(self, emit: Callable) -> None:
+    def each(self, emit: Emit) -> None:
         """Emit ``emit(index, number, k)`` for each vector of the line; k is 0."""
         self._vectors.each(self._extent, lambda o, number: emit(self.base + o, number, 0))
 
@@ -141,16 +143,16 @@ class Columns:
         for k in range(self.size):
             total[k] = self._vectors.splat(start)
 
-        def add(at, number, k, _row) -> None:
+        def add(at: tirx.PrimExpr, number: Extent | None, k: int, _row: tirx.PrimExpr) -> None:
             total[k] = combine(total[k], term(at, number, k))
 
         self.each_row(add)
         return [bind(total[k]) for k in range(self.size)]
 
-    def each(self, emit: Callable) -> None:
+    def each(self, emit: Emit) -> None:
         self.each_row(lambda at, number, k, _row: emit(at, number, k))
 
-    def each_row(self, emit: Callable) -> None:
+    def each_row(self, emit: Emit) -> None:
         """Emit ``emit(index, number, k, row)`` for the k-th vector of each row of the lines."""
         with b.serial(0, self._of.extent) as i:
             base = bind(self._base + i * self._of.inner)
@@ -177,17 +179,17 @@ def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
     """
     vectors = Vectors(cpu.lanes)
 
-    def line(of: Row | Columns, x, y) -> None:
+    def line(of: Row | Columns, x: Tensor, y: Tensor) -> None:
         largest = _largest(vectors, of, x)
 
-        def exponential(at, number, k):
+        def exponential(at: tirx.PrimExpr, number: Extent | None, k: int) -> tirx.PrimExpr:
             value = math.exp(bind(vectors.load(x, at, number) - largest[k]))
             vectors.store(y, at, value, number)
             return value
 
         factors = [bind(vectors.splat(1) / total) for total in of.fold(exponential)]
 
-        def scale(at, number, k) -> None:
+        def scale(at: tirx.PrimExpr, number: Extent | None, k: int) -> None:
             vectors.store(y, at, vectors.load(y, at, number) * factors[k], number)
 
         of.each(scale)
@@ -199,15 +201,15 @@ def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFun
     """Return the kernel of the logarithm of softmax; parameters as for :func:`softmax`."""
     vectors = Vectors(cpu.lanes)
 
-    def line(of: Row | Columns, x, y) -> None:
+    def line(of: Row | Columns, x: Tensor, y: Tensor) -> None:
         largest = _largest(vectors, of, x)
 
-        def exponential(at, number, k):
+        def exponential(at: tirx.PrimExpr, number: Extent | None, k: int) -> tirx.PrimExpr:
             return math.exp(bind(vectors.load(x, at, number) - largest[k]))
 
         shifts = [math.log_of_normal(total) for total in of.fold(exponential)]
 
-        def shift(at, number, k) -> None:
+        def shift(at: tirx.PrimExpr, number: Extent | None, k: int) -> None:
             value = vectors.load(x, at, number) - largest[k] - shifts[k]
             vectors.store(y, at, value, number)
 
@@ -231,12 +233,12 @@ def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.Pr
     """
     vectors = Vectors(cpu.lanes)
 
-    def line(of: Row | Columns, dy, y, dx) -> None:
+    def line(of: Row | Columns, dy: Tensor, y: Tensor, dx: Tensor) -> None:
         totals = of.fold(
             lambda at, number, _: vectors.load(dy, at, number) * vectors.load(y, at, number)
         )
 
-        def element(at, number, k) -> None:
+        def element(at: tirx.PrimExpr, number: Extent | None, k: int) -> None:
             grad = vectors.load(dy, at, number) - totals[k]
             vectors.store(dx, at, grad * vectors.load(y, at, number), number)
 
@@ -260,10 +262,10 @@ def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tir
     """
     vectors = Vectors(cpu.lanes)
 
-    def line(of: Row | Columns, dy, y, dx) -> None:
+    def line(of: Row | Columns, dy: Tensor, y: Tensor, dx: Tensor) -> None:
         totals = of.fold(lambda at, number, _: vectors.load(dy, at, number))
 
-        def element(at, number, k) -> None:
+        def element(at: tirx.PrimExpr, number: Extent | None, k: int) -> None:
             share = totals[k] * math.exp(bind(vectors.load(y, at, number)))
             vectors.store(dx, at, vectors.load(dy, at, number) - share, number)
 
@@ -288,7 +290,7 @@ def _function(
     """Return a function of tensors of one shape; ``line(of, *buffers)`` emits its body for each
     line."""
 
-    def body(*buffers) -> None:
+    def body(*buffers: Tensor) -> None:
         lines.each(vectors, lambda of: line(of, *buffers))
 
     return b.prim_func(name, b.floats(names, [shape] * len(names)), body)
