@@ -112,7 +112,7 @@ def _brief(error: Exception, rows: int | None) -> str:
     return text[:300] or type(error).__name__
 
 
-def _described(imported) -> dict[str, list[str]]:
+def _described(imported: Any) -> dict[str, list[str]]:
     """Return the names of an import's tensors, with the types of the values."""
     values = {**imported.params, **imported.frozen, **imported.states}
     types = [f"{name}: {_type_of(tensor)}" for name, tensor in values.items()]

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from .._arguments import check_trainable
+from .._arguments import Trainable, check_trainable
 from ._tensors import described
 
 
-def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
+def check_arguments(
+    module: object,
+    args: Sequence[torch.Tensor],
+    kwargs: Mapping | None,
+    loss: object,
+    targets: Sequence,
+    custom: Mapping[str, Callable] | None,
+) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(
             f"module must be a torch.nn.Module, but it is {described(module)}{_remedy(module)}"
@@ -74,7 +82,7 @@ def _check_examples(args: Sequence) -> None:
             )
 
 
-def _check_loss(loss, targets: Sequence) -> None:
+def _check_loss(loss: Any, targets: Sequence) -> None:
     """Raise TypeError if a loss is a class, or takes other numbers of arguments."""
     if isinstance(loss, type):
         raise TypeError(
@@ -98,7 +106,7 @@ def _check_loss(loss, targets: Sequence) -> None:
         ) from None
 
 
-def check_map(custom) -> None:
+def check_map(custom: Mapping[str, Callable] | None) -> None:
     if custom is not None and not (
         isinstance(custom, Mapping)
         and all(isinstance(name, str) and callable(converter) for name, converter in custom.items())
@@ -109,7 +117,7 @@ def check_map(custom) -> None:
         )
 
 
-def check_options(trainable, batch_norm) -> None:
+def check_options(trainable: Trainable | None, batch_norm: str) -> None:
     check_trainable(trainable)
     if batch_norm not in ("update", "frozen"):
         raise ValueError(f'batch_norm must be "update" or "frozen", but it is {batch_norm!r}')

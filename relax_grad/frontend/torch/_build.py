@@ -86,7 +86,7 @@ def imported_from(
     importer = Importer(bb, options.custom, options.batch_norm == "frozen")
     outputs: dict[str, relax.TensorType] = {}
 
-    def of_training(results, _):
+    def of_training(results: list, _: Mapping) -> relax.Expr:
         fields = {name: results[i] for name, i in training.outputs.items()}
         outputs.update({name: field.ty for name, field in fields.items()})
         new_states = [results[training.states[key]] for key in groups["states"]]
@@ -98,7 +98,8 @@ def imported_from(
             result.insert(0, loss)
         return relax.Tuple(result)
 
-    def of_evaluation(results, _):
+    def of_evaluation(results: list, _: Mapping) -> relax.Expr:
+        assert evaluation is not None
         return relax.Tuple([results[i] for i in evaluation.outputs.values()])
 
     name = "training" if training.loss is None else "loss"

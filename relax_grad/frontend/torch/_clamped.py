@@ -8,6 +8,7 @@ concatenation, so that the graph runs once with fake tensors for each such numbe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import sympy
 import torch
@@ -48,7 +49,9 @@ class Clamped:
                 self.extents |= {e for e in own if any(_at(e, symbol, n) < 0 for n in small)}
 
 
-def _extents(value) -> Iterator[sympy.Expr]:
+def _extents(
+    value: Any,
+) -> Iterator[sympy.Expr]:
     """Yield the symbolic extents of tensors."""
     for tensor in value if isinstance(value, (list, tuple)) else [value]:
         for extent in tensor.shape if isinstance(tensor, torch.Tensor) else ():
@@ -68,7 +71,7 @@ def _at(extent: sympy.Expr, symbol: sympy.Symbol, number: int) -> int:
     return int(extent.xreplace({**others, symbol: sympy.Integer(number)}))
 
 
-def _shape(value, symbol: sympy.Symbol, number: int) -> list[int]:
+def _shape(value: Any, symbol: sympy.Symbol, number: int) -> list[int]:
     return [
         max(_at(extent.node.expr, symbol, number), 0)
         if isinstance(extent, torch.SymInt)
@@ -81,7 +84,7 @@ def _holds(graph: fx.GraphModule, symbol: sympy.Symbol, number: int) -> bool:
     """Tell whether a graph has these extents in PyTorch too, with 0 for negative ones."""
 
     class Checked(fx.Interpreter):
-        def run_node(self, node: fx.Node):
+        def run_node(self, node: fx.Node) -> Any:
             result, value = super().run_node(node), node.meta.get("val")
             pairs = [(result, value)]
             if isinstance(value, (list, tuple)):

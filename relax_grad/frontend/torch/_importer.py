@@ -7,6 +7,7 @@ import contextlib
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import tvm
@@ -299,7 +300,7 @@ class Importer(ExportedProgramImporter):
             block, self.env, self.leaves = bb._end_block(), env, leaves
         return relax.SeqExpr([block], result)
 
-    def _converted(self, node: fx.Node):
+    def _converted(self, node: fx.Node) -> relax.Expr | tuple[relax.Expr | None, ...] | None:
         value, name = node.meta.get("val"), node.target.__name__
         if _only_checks(node):
             return None
@@ -325,7 +326,7 @@ class Importer(ExportedProgramImporter):
             raise Refused(f"its converter fails: {message}") from error
         return self._checked(node, result, value)
 
-    def _number(self, node: fx.Node, name: str):
+    def _number(self, node: fx.Node, name: str) -> Any:
         """Return a number that symbolic extents make: a tensor of float64 without axes."""
         if name == "_local_scalar_dense.default":
             raise Refused(
@@ -335,7 +336,7 @@ class Importer(ExportedProgramImporter):
         if function is None:
             raise Refused("it has no form for symbolic numbers")
 
-        def operand(value) -> relax.Expr:
+        def operand(value: Any) -> relax.Expr:
             value = self.env[value] if isinstance(value, fx.Node) else value
             if isinstance(value, (int, float)):
                 return relax.const(float(value), "float64")
@@ -358,7 +359,12 @@ class Importer(ExportedProgramImporter):
                 return lambda: self.convert_map[name](node)
         raise Refused("it has no converter")
 
-    def _checked(self, node: fx.Node, result, value):
+    def _checked(
+        self,
+        node: fx.Node,
+        result: relax.Expr | tuple[relax.Expr | None, ...],
+        value: Any,
+    ) -> relax.Expr | tuple[relax.Expr | None, ...]:
         """Return the value of a node if it has PyTorch's shape and dtype."""
         if isinstance(value, (tuple, list)):
             if isinstance(result, relax.Expr):
@@ -403,7 +409,7 @@ class Importer(ExportedProgramImporter):
         self.problems.append(problem(node, reason))
         self.env[node] = self._substitute(node.meta.get("val"))
 
-    def _substitute(self, value):
+    def _substitute(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
             return tuple(map(self._substitute, value))
         if isinstance(value, torch.SymFloat):
@@ -426,7 +432,7 @@ def _float_dtypes(node: fx.Node) -> list[str]:
     return sorted({str(item.dtype) for item in floats})
 
 
-def _is_complex(value) -> bool:
+def _is_complex(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_complex()
 
 

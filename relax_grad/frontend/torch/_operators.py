@@ -3,6 +3,8 @@ layers."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _LIBRARY = torch.library.Library("relax_grad", "DEF")
@@ -34,7 +36,7 @@ for _name in ("rnn_tanh", "rnn_relu"):
 _LIBRARY.impl("previous_steps", lambda x, _: torch.empty_like(x), _KIND)
 
 
-def _refused(ctx, *_):
+def _refused(ctx: Any, *_: object) -> None:
     raise RuntimeError("the gradient of a traced gradient is not computed by PyTorch")
 
 

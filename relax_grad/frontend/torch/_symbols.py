@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import sympy
 import torch
@@ -36,16 +37,16 @@ class Symbols:
         """The symbols of the extents that were converted."""
         return [*self._variables.values()]
 
-    def extents(self, shape) -> list[int | tirx.Expr]:
+    def extents(self, shape: torch.Size) -> list[int | tirx.Expr]:
         """Return the extents of a shape."""
         return [self._extent(extent) for extent in shape]
 
-    def _extent(self, value) -> int | tirx.Expr:
+    def _extent(self, value: int | torch.SymInt) -> int | tirx.Expr:
         extent = self.expression(value)
         is_clamped = isinstance(value, torch.SymInt) and value.node.expr in self._clamped
         return tirx.max(extent, tirx.IntImm("int64", 0)) if is_clamped else extent
 
-    def expression(self, value) -> int | tirx.Expr:
+    def expression(self, value: int | torch.SymInt) -> int | tirx.Expr:
         """Return an integer of torch.export as a number or as an expression of int64."""
         if isinstance(value, torch.SymInt):
             value = value.node.expr
@@ -93,7 +94,7 @@ class Symbols:
             self._variables[name] = tirx.Var(self._names.get(name, name), "int64")
         return self._variables[name]
 
-    def _of(self, value) -> tirx.Expr:
+    def _of(self, value: Any) -> tirx.Expr:
         if isinstance(value, sympy.Symbol):
             return self._variable(value)
         # Numbers of Python's float type stand in extents such as int(2.0 * float(height)).

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
+from types import ModuleType
+from typing import Any
 
 import torch
 import tvm
@@ -11,9 +14,10 @@ from torch import nn
 from ..._packages import load
 from ..._validation import check_not_of_torch, matching
 from ..._validation import described as described_value
+from .._arguments import Trainable
 
 
-def described(value) -> str:
+def described(value: object) -> str:
     """Return a value as text for a message: tensors by shape and dtype, modules by class, others
     cut to a line."""
     if isinstance(value, type):
@@ -123,7 +127,11 @@ def check_memory(values: Mapping[str, torch.Tensor], changed: Collection[str]) -
                 )
 
 
-def chosen(trainable, values: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> list[str]:
+def chosen(
+    trainable: Trainable | None,
+    values: Mapping[str, torch.Tensor],
+    aliases: Mapping[str, str],
+) -> list[str]:
     """Return the keys of the parameters to train, in the order of the module."""
     known = [key for key, tensor in values.items() if isinstance(tensor, nn.Parameter)]
     if trainable is None:
@@ -167,26 +175,26 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def as_torch(value) -> torch.Tensor:
+def as_torch(value: Any) -> torch.Tensor:
     """Return a tensor of TVM, NumPy or another library as one of PyTorch, without a copy where
     possible."""
     return value.detach() if isinstance(value, torch.Tensor) else torch.from_dlpack(value)
 
 
-def _safetensors(user: str):
+def _safetensors(user: str) -> ModuleType:
     load("safetensors", user)
     import safetensors.torch
 
     return safetensors.torch
 
 
-def write_file(path, values: Mapping[str, object]) -> None:
+def write_file(path: str | os.PathLike, values: Mapping[str, object]) -> None:
     """Write tensors to a file of safetensors."""
     tensors = {key: as_torch(value).contiguous() for key, value in values.items()}
     _safetensors("save").save_file(tensors, path)
 
 
-def read_file(path) -> dict[str, torch.Tensor]:
+def read_file(path: str | os.PathLike) -> dict[str, torch.Tensor]:
     """Read the tensors of a file of safetensors."""
     with open(path, "rb") as file:
         check_not_of_torch(path, file.read(4))

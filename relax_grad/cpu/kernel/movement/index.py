@@ -112,7 +112,7 @@ def points_backward(
     def body(dy: Tensor, *rest: tirx.Buffer) -> None:
         *indices, dx = rest
 
-        def locate(i: tirx.PrimExpr) -> tirx.PrimExpr:
+        def locate(i: tirx.PrimExpr) -> tuple:
             row, inside = tirx.const(0, "int64"), []
             for axis, extent in enumerate(extents):
                 index = indices[0][i * len(extents) + axis] if together else indices[axis][i]

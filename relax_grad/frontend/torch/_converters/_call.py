@@ -3,7 +3,8 @@ share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import fx
 from tvm import relax, tirx
 
 from ....ir.compat import Analyzer, constant_value, dtype_of
-from ._support import Refused
+from ._support import Converter, Importer, Refused
 
 _RESHAPE = tvm.ir.Op.get("relax.reshape")
 
@@ -48,13 +49,17 @@ _PLACEMENT = {
 _DATA = {"self": "data", "input": "data"}
 
 
-def converts(table: dict[str, Callable], *names: str) -> Callable:
+#: A function of a call and its arguments by name.
+F = TypeVar("F", bound=Callable)
+
+
+def converts(table: dict[str, Converter], *names: str) -> Callable[[F], F]:
     """Enter a function ``(call, **arguments) -> relax.Expr`` into a table of converters.
 
     The arguments have the names of PyTorch's schema; ``self`` and ``input`` are ``data``.
     """
 
-    def enter(function):
+    def enter(function: F) -> F:
         for name in names:
             table[name] = _converter(function)
         return function
@@ -62,8 +67,8 @@ def converts(table: dict[str, Callable], *names: str) -> Callable:
     return enter
 
 
-def _converter(function: Callable) -> Callable:
-    def convert(importer, node: fx.Node):
+def _converter(function: Callable) -> Converter:
+    def convert(importer: Importer, node: fx.Node) -> Any:
         call = Call(importer, node)
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and 0 in [e for e in value.shape if isinstance(e, int)]:
@@ -84,7 +89,7 @@ class Call:
         The call.
     """
 
-    def __init__(self, importer, node: fx.Node):
+    def __init__(self, importer: Importer, node: fx.Node):
         self.importer, self.node = importer, node
         self.value = node.meta.get("val")
 
@@ -146,7 +151,7 @@ class Call:
             return self.emit(relax.op.not_equal(value, relax.const(0, source)))
         return self.emit(relax.op.astype(value, dtype))
 
-    def tensor(self, value, dtype: str) -> relax.Expr:
+    def tensor(self, value: float | relax.Expr, dtype: str) -> relax.Expr:
         """Return a tensor or a number as a tensor of a dtype."""
         if isinstance(value, (bool, int, float)):
             return scalar(value, dtype)
@@ -155,7 +160,7 @@ class Call:
         sizes = self.emit(relax.op.shape_to_tensor(relax.ShapeExpr([value])))
         return self.cast(self.emit(relax.op.reshape(sizes, [])), dtype)
 
-    def count(self, extents, dtype: str) -> relax.Expr:
+    def count(self, extents: Sequence, dtype: str) -> relax.Expr:
         """Return the product of extents as a tensor."""
         total = tirx.IntImm("int64", 1)
         for extent in extents:
@@ -163,7 +168,7 @@ class Call:
         total = plain_extent(total)
         return self.tensor(total, dtype)
 
-    def require_some(self, extents) -> None:
+    def require_some(self, extents: Iterable) -> None:
         """Require at least one element along axes that are reduced, as PyTorch does."""
         product = tirx.IntImm("int64", 1)
         for extent in extents:
@@ -177,7 +182,9 @@ class Call:
             if not isinstance(extent, int):
                 self.require_slice(0, 1, extent)
 
-    def require_slice(self, begin, end, extent) -> None:
+    def require_slice(
+        self, begin: int | tirx.Expr, end: int | tirx.Expr, extent: int | tirx.Expr
+    ) -> None:
         """Require that elements are on an axis, if the number of elements is symbolic."""
         if isinstance(extent, int):
             return
@@ -198,7 +205,7 @@ class Call:
             else:
                 return constant_value(value)
 
-    def numbers(self, count, dtype: str = "int64") -> relax.Expr:
+    def numbers(self, count: int | tirx.Expr, dtype: str = "int64") -> relax.Expr:
         """Return the integers from 0 on."""
         bounds = [
             tirx.IntImm("int64", bound) if isinstance(bound, int) else bound
@@ -206,11 +213,11 @@ class Call:
         ]
         return self.cast(self.emit(relax.op.arange(*bounds, "int64")), dtype)
 
-    def filled(self, shape, value: float, dtype: str) -> relax.Expr:
+    def filled(self, shape: Sequence, value: float, dtype: str) -> relax.Expr:
         """Return a tensor of one number; TVM's ``full`` does not compile infinities."""
         return self.emit(relax.op.broadcast_to(scalar(value, dtype), list(shape)))
 
-    def reshape(self, value: relax.Expr, shape) -> relax.Expr:
+    def reshape(self, value: relax.Expr, shape: Sequence) -> relax.Expr:
         """Return a tensor in another shape."""
         return self.emit(relax.op.reshape(value, list(shape)))
 
@@ -219,13 +226,13 @@ class Call:
         return self.emit(relax.TupleGetItem(value, index))
 
 
-def _plain(value):
+def _plain(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
 
 
-def scalar(value, dtype: str) -> relax.Expr:
+def scalar(value: float, dtype: str) -> relax.Expr:
     """Return a number as a constant; integers wrap around, as in PyTorch."""
     if dtype == "bool":
         return relax.const(bool(value), "bool")
@@ -237,14 +244,14 @@ def scalar(value, dtype: str) -> relax.Expr:
     return relax.const(float(value), dtype)
 
 
-def plain_extent(value):
+def plain_extent(value: tirx.Expr) -> int | tirx.Expr:
     """Return an extent as an int if it is known."""
     if isinstance(value, tirx.IntImm):
         return int(value)
     return value
 
 
-def extents_of(kind) -> list:
+def extents_of(kind: relax.Expr | relax.TensorType) -> list:
     """Return the extents of a tensor or of its type: numbers where they are known."""
     kind = getattr(kind, "ty", kind)
     if not isinstance(kind.shape, relax.ShapeExpr):
@@ -277,14 +284,14 @@ def axis_of(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
-def axes_of(dims, rank: int) -> list[int]:
+def axes_of(dims: int | list[int] | None, rank: int) -> list[int]:
     """Return dimensions as numbers from 0 on; none or an empty list are all."""
     if dims is None or dims == []:
         return list(range(rank))
     return [axis_of(dim, rank) for dim in ([dims] if isinstance(dims, int) else dims)]
 
 
-def static(extents, what: str = "its shape") -> list[int]:
+def static(extents: Sequence, what: str = "its shape") -> list[int]:
     """Return extents that must be numbers."""
     if not all(isinstance(extent, int) for extent in extents):
         raise Refused(f"{what} is symbolic; export the model with a static one")

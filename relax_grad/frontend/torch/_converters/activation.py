@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from tvm import relax
 
 from ....op import stop_gradient
-from ._call import axis_of, converts, dtype, scalar, wide_dtype
+from ._call import Call, axis_of, converts, dtype, scalar, wide_dtype
+from ._support import Converter
 from .elementwise import expm1, log1p
 
-ACTIVATION: dict[str, Callable] = {}
+ACTIVATION: dict[str, Converter] = {}
 
 _op = relax.op
 
@@ -25,8 +28,8 @@ _STRAIGHT = 15
 def _activation(*names: str) -> Callable:
     """Enter a function that computes half precision in float32, as PyTorch does."""
 
-    def enter(function):
-        def convert(call, data, **arguments):
+    def enter(function: Callable) -> Callable:
+        def convert(call: Call, data: relax.Expr, **arguments: Any) -> relax.Expr:
             inner = call.cast(data, wide_dtype(dtype(data)))
             return call.cast(call.emit(function(call, inner, **arguments)), dtype(data))
 
@@ -37,7 +40,7 @@ def _activation(*names: str) -> Callable:
 
 
 @converts(ACTIVATION, "relu.default")
-def _relu(call, data):
+def _relu(call: Call, data: relax.Expr) -> relax.Expr:
     """NaN stays, which Relax's relu drops."""
     zero = scalar(0, dtype(data))
     if "float" not in dtype(data):
@@ -46,21 +49,21 @@ def _relu(call, data):
 
 
 @_activation("gelu.default")
-def _gelu(call, data, approximate):
+def _gelu(call: Call, data: relax.Expr, approximate: str) -> relax.Expr:
     return (_op.nn.gelu_tanh if approximate == "tanh" else _op.nn.gelu)(data)
 
 
 @_activation("silu.default")
-def _silu(call, data):
+def _silu(call: Call, data: relax.Expr) -> relax.Expr:
     return _op.nn.silu(data)
 
 
 @_activation("mish.default")
-def _mish(call, data):
+def _mish(call: Call, data: relax.Expr) -> relax.Expr:
     return _op.multiply(data, _op.tanh(_softplus_of(call, data)))
 
 
-def _softplus_of(call, data):
+def _softplus_of(call: Call, data: relax.Expr) -> relax.Expr:
     """Return ``log(1 + exp(x))``, which never overflows.
 
     It is one of two formulas, which both have the derivatives of every order: ``abs`` and
@@ -73,7 +76,9 @@ def _softplus_of(call, data):
 
 
 @_activation("elu.default")
-def _elu(call, data, alpha, scale, input_scale):
+def _elu(
+    call: Call, data: relax.Expr, alpha: float, scale: float, input_scale: float
+) -> relax.Expr:
     """The second derivative at zero is zero."""
     kind = dtype(data)
     zero, steep = scalar(0, kind), scale * alpha * input_scale
@@ -87,24 +92,24 @@ def _elu(call, data, alpha, scale, input_scale):
 
 
 @_activation("celu.default")
-def _celu(call, data, alpha):
+def _celu(call: Call, data: relax.Expr, alpha: float) -> relax.Expr:
     return _elu(call, data, alpha, 1.0, 1.0 / alpha)
 
 
 @_activation("selu.default")
-def _selu(call, data):
+def _selu(call: Call, data: relax.Expr) -> relax.Expr:
     return _elu(call, data, 1.6732632423543772, 1.0507009873554805, 1.0)
 
 
 @_activation("leaky_relu.default")
-def _leaky_relu(call, data, negative_slope):
+def _leaky_relu(call: Call, data: relax.Expr, negative_slope: float) -> relax.Expr:
     kind = dtype(data)
     positive = _op.greater(data, scalar(0, kind))
     return _op.where(positive, data, _op.multiply(data, scalar(negative_slope, kind)))
 
 
 @_activation("hardtanh.default")
-def _hardtanh(call, data, min_val, max_val):
+def _hardtanh(call: Call, data: relax.Expr, min_val: float, max_val: float) -> relax.Expr:
     """The bounds do not belong to the range in which the operand has its gradient, nor does NaN."""
     kind = dtype(data)
     low, high = scalar(min_val, kind), scalar(max_val, kind)
@@ -116,12 +121,12 @@ def _hardtanh(call, data, min_val, max_val):
 
 
 @_activation("relu6.default")
-def _relu6(call, data):
+def _relu6(call: Call, data: relax.Expr) -> relax.Expr:
     return _hardtanh(call, data, 0, 6)
 
 
 @_activation("hardsigmoid.default")
-def _hardsigmoid(call, data):
+def _hardsigmoid(call: Call, data: relax.Expr) -> relax.Expr:
     """NaN stays, and has no gradient."""
     kind = dtype(data)
     line = call.emit(_op.divide(_op.add(data, scalar(3, kind)), scalar(6, kind)))
@@ -133,7 +138,7 @@ def _hardsigmoid(call, data):
 
 
 @_activation("hardswish.default")
-def _hardswish(call, data):
+def _hardswish(call: Call, data: relax.Expr) -> relax.Expr:
     """NaN has the gradient NaN; a negative infinity becomes NaN, and has none."""
     kind = dtype(data)
     zero, three = scalar(0, kind), scalar(3, kind)
@@ -148,7 +153,7 @@ def _hardswish(call, data):
 
 
 @_activation("softplus.default")
-def _softplus(call, data, beta, threshold):
+def _softplus(call: Call, data: relax.Expr, beta: float, threshold: float) -> relax.Expr:
     kind = dtype(data)
     scaled = call.emit(_op.multiply(data, scalar(beta, kind)))
     linear = call.emit(_op.greater(scaled, scalar(threshold, kind)))
@@ -165,18 +170,24 @@ def _softplus(call, data, beta, threshold):
 
 
 @_activation("log_sigmoid.default")
-def _log_sigmoid(call, data):
+def _log_sigmoid(call: Call, data: relax.Expr) -> relax.Expr:
     return _op.negative(_softplus_of(call, call.emit(_op.negative(data))))
 
 
 @_activation("threshold.default")
-def _threshold(call, data, threshold, value):
+def _threshold(call: Call, data: relax.Expr, threshold: float, value: float) -> relax.Expr:
     kind = dtype(data)
     return _op.where(_op.less_equal(data, scalar(threshold, kind)), scalar(value, kind), data)
 
 
 @converts(ACTIVATION, "softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default")
-def _softmax(call, data, dim, dtype=None, half_to_float=False):
+def _softmax(
+    call: Call,
+    data: relax.Expr,
+    dim: int,
+    dtype: torch.dtype | None = None,
+    half_to_float: bool = False,
+) -> relax.Expr:
     """Half precision is computed in float32."""
     logarithm = "log" in call.node.target.__name__
     data = call.cast(data, wide_dtype(call.dtype))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import relax, tirx
@@ -13,11 +12,11 @@ from ....ir.compat import Analyzer
 from ....ir.dtypes import HALVES
 from ....op.attention_dropout import attention_dropout
 from ...random import dropout
-from ._call import converts, dtype, extents_of, scalar, wide_dtype
-from ._support import Refused
+from ._call import Call, converts, dtype, extents_of, scalar, wide_dtype
+from ._support import Converter, Refused
 from .random import drawn
 
-ATTENTION: dict[str, Callable] = {}
+ATTENTION: dict[str, Converter] = {}
 
 _op = relax.op
 
@@ -26,7 +25,17 @@ _KINDS = "float32", *HALVES
 
 
 @converts(ATTENTION, "scaled_dot_product_attention.default")
-def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+def _attention(
+    call: Call,
+    query: relax.Expr,
+    key: relax.Expr,
+    value: relax.Expr,
+    attn_mask: relax.Expr | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> relax.Expr:
     """A query that may see no key has the result zero, as in PyTorch."""
     kind, inner = dtype(query), wide_dtype(dtype(query))
     if scale is None:
@@ -36,7 +45,7 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
         scale = 1 / math.sqrt(width)
     if kind in _KINDS:
         shaped = _with_four_axes(call, (query, key, value), attn_mask)
-        if shaped is not None and _is_operator(*shaped.operands, shaped.mask, is_causal):
+        if shaped is not None and _is_operator(shaped, is_causal):
             result = _operator(call, shaped, is_causal, scale, dropout_p)
             return shaped.result(call, result, query.ty.ndim)
     if enable_gqa:
@@ -87,7 +96,7 @@ class _Shaped(NamedTuple):
     mask: relax.Expr | None
     batch: list
 
-    def result(self, call, result: relax.Expr, rank: int) -> relax.Expr:
+    def result(self, call: Call, result: relax.Expr, rank: int) -> relax.Expr:
         """Return the result with as many axes as the operands had."""
         if rank == 4:
             return result
@@ -95,7 +104,7 @@ class _Shaped(NamedTuple):
         return _op.reshape(result, [*self.batch, *(rest[1:] if rank == 3 else rest)])
 
 
-def _with_four_axes(call, operands: tuple, mask: relax.Expr | None) -> _Shaped | None:
+def _with_four_axes(call: Call, operands: tuple, mask: relax.Expr | None) -> _Shaped | None:
     """Return an attention with four axes, or None if its operands have less than three.
 
     Axes of the batch are broadcast and become one. Without an axis of heads, there is one head. A
@@ -135,7 +144,7 @@ def _batch(operands: tuple) -> list | None:
     return batch
 
 
-def _reshaped(call, tensor: relax.Expr, own: list, batch: list) -> relax.Expr:
+def _reshaped(call: Call, tensor: relax.Expr, own: list, batch: list) -> relax.Expr:
     """Return a tensor of some extents whose first axes are broadcast to the batch's, and
     become one."""
     rest = own[len(batch) :]
@@ -150,13 +159,14 @@ def _reshaped(call, tensor: relax.Expr, own: list, batch: list) -> relax.Expr:
     return call.emit(_op.reshape(tensor, [math.prod(batch), *heads]))
 
 
-def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
+def _is_operator(shaped: _Shaped, is_causal: bool) -> bool:
     """Tell whether there is an operator for an attention.
 
     It has no matrix of weights in memory on CPUs. In half precision, it rounds the result once;
     PyTorch's also rounds the weights.
     """
-    operands, kind = (query, key, value), dtype(query)
+    operands, mask = shaped.operands, shaped.mask
+    kind = dtype(operands[0])
     if any(dtype(operand) != kind or operand.ty.ndim != 4 for operand in operands):
         return False
     shapes = [extents_of(operand) for operand in operands]
@@ -196,7 +206,9 @@ def _are_same(extents: list, others: list) -> bool:
     return all(map(Analyzer().can_prove_equal, first, other))
 
 
-def _operator(call, shaped: _Shaped, is_causal: bool, scale: float, rate: float) -> relax.Expr:
+def _operator(
+    call: Call, shaped: _Shaped, is_causal: bool, scale: float, rate: float
+) -> relax.Expr:
     """Return an attention as an operator, whose operands have the positions before the heads."""
     permuted = [call.emit(_op.permute_dims(operand, [0, 2, 1, 3])) for operand in shaped.operands]
     mask = shaped.mask
@@ -218,14 +230,22 @@ def _operator(call, shaped: _Shaped, is_causal: bool, scale: float, rate: float)
     return _op.permute_dims(call.emit(result), [0, 2, 1, 3])
 
 
-def _dropping(bb, seed, stream, operands, rate: float, bias, attrs: dict) -> relax.Expr:
+def _dropping(
+    bb: relax.BlockBuilder,
+    seed: relax.Expr,
+    stream: int,
+    operands: Any,
+    rate: float,
+    bias: relax.Expr | None,
+    attrs: dict,
+) -> relax.Expr:
     """Return an attention with dropout of its weights."""
     stream = relax.const(stream, "int64")
     query, key, value = operands
     return attention_dropout(query, key, value, seed, stream, rate, bias, **attrs)
 
 
-def dropped(call, data, share: float) -> relax.Expr:
+def dropped(call: Call, data: relax.Expr, share: float) -> relax.Expr:
     """Return data with a share of the elements zero, and the others larger in proportion."""
     return drawn(call.importer, dropout, data, share)[0]
 
@@ -235,7 +255,7 @@ def _lowest(kind: str) -> float:
     return -1e30 if kind == "float32" else -1e300
 
 
-def _repeated(call, query, data) -> relax.Expr:
+def _repeated(call: Call, query: relax.Expr, data: relax.Expr) -> relax.Expr:
     """Return keys or values once for each head of the queries."""
     wanted, heads = extents_of(query)[-3], extents_of(data)[-3]
     if wanted == heads:
@@ -243,7 +263,7 @@ def _repeated(call, query, data) -> relax.Expr:
     return call.emit(_op.repeat(data, wanted // heads, data.ty.ndim - 3))
 
 
-def _causal(call, rows, columns) -> relax.Expr:
+def _causal(call: Call, rows: int | tirx.Expr, columns: int) -> relax.Expr:
     """Return the matrix that lets each query see the keys up to its own place."""
     if isinstance(rows, int) and isinstance(columns, int):
         return relax.const(np.tri(rows, columns, dtype="bool"))

@@ -14,6 +14,7 @@ from ....ir.compat import dtype_of
 from ....op import stop_gradient
 from ....op.norm_statistics import batch_norm_statistics
 from ._call import plain_extent, wide_dtype
+from ._support import Importer
 
 #: The reason for an error of PyTorch's for the same extents.
 _REASON = (
@@ -22,7 +23,7 @@ _REASON = (
 )
 
 
-def _updating(importer, node: fx.Node) -> tuple:
+def _updating(importer: Importer, node: fx.Node) -> tuple:
     """Return the result, the mean, the reciprocal standard deviation, and the new running mean and
     variance."""
     data, weight, bias, mean, variance, training, momentum, epsilon = importer.args(node)
@@ -50,20 +51,29 @@ def _is_read(node: fx.Node, position: int) -> bool:
     return any(user.op != "output" for result in results for user in result.users)
 
 
-def _evaluating(importer, node: fx.Node) -> tuple:
+def _evaluating(importer: Importer, node: fx.Node) -> tuple:
     data, weight, bias, mean, variance, _, epsilon = importer.args(node)
     result = _normalized(importer, data, weight, bias, mean, variance, epsilon, False)[0]
     return result, None, None
 
 
-def _without_statistics(importer, node: fx.Node) -> tuple:
+def _without_statistics(importer: Importer, node: fx.Node) -> tuple:
     data, weight, bias, _, _, epsilon = importer.args(node)
     importer.require(_count(data) != 1, _REASON)
     result = _normalized(importer, data, weight, bias, None, None, epsilon, True)[0]
     return result, *_statistics(importer, node, data, epsilon)
 
 
-def _normalized(importer, data, weight, bias, mean, variance, epsilon, training: bool) -> tuple:
+def _normalized(
+    importer: Importer,
+    data: relax.Expr,
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    mean: relax.Expr | None,
+    variance: relax.Expr | None,
+    epsilon: float,
+    training: bool,
+) -> tuple:
     """Return the normalised data, and the mean and the biased variance of each channel.
 
     All operands are computed in the wider of their dtypes, and in float32 if these are of half
@@ -74,7 +84,7 @@ def _normalized(importer, data, weight, bias, mean, variance, epsilon, training:
     widest = wide_dtype(max([kind, *(dtype_of(tensor.ty) for tensor in present)], key=_bits))
     channels = [data.ty.shape.values[1]]
 
-    def operand(value, fill: float) -> relax.Expr:
+    def operand(value: relax.Expr | None, fill: float) -> relax.Expr:
         if value is None:
             return importer.emit(relax.op.full(channels, relax.const(fill, widest), widest))
         return _cast(importer, value, widest)
@@ -94,7 +104,7 @@ def _normalized(importer, data, weight, bias, mean, variance, epsilon, training:
     return _cast(importer, result, kind), *statistics
 
 
-def _statistics(importer, node: fx.Node, data, epsilon) -> tuple:
+def _statistics(importer: Importer, node: fx.Node, data: relax.Expr, epsilon: float) -> tuple:
     """Return the mean and the reciprocal standard deviation of each channel, if something takes
     them."""
     if not {user.args[1] for user in node.users} & {1, 2}:
@@ -103,7 +113,7 @@ def _statistics(importer, node: fx.Node, data, epsilon) -> tuple:
     return tuple(importer.emit(relax.TupleGetItem(whole, i)) for i in range(2))
 
 
-def _moved(importer, old, new, momentum: float) -> relax.Expr:
+def _moved(importer: Importer, old: relax.Expr, new: relax.Expr, momentum: float) -> relax.Expr:
     """Return the running statistic, moved towards the batch's."""
     kind = wide_dtype(dtype_of(old.ty))
     shares = [
@@ -116,7 +126,7 @@ def _moved(importer, old, new, momentum: float) -> relax.Expr:
     return importer.emit(relax.op.add(*shares))
 
 
-def _unbiased(importer, data, variance) -> relax.Expr:
+def _unbiased(importer: Importer, data: relax.Expr, variance: relax.Expr) -> relax.Expr:
     """Return the variance with Bessel's correction."""
     kind = dtype_of(variance.ty)
     count = _count(data)
@@ -129,14 +139,14 @@ def _unbiased(importer, data, variance) -> relax.Expr:
     return importer.emit(relax.op.multiply(variance, factor))
 
 
-def _count(data) -> int | tirx.Expr:
+def _count(data: relax.Expr) -> int | tirx.Expr:
     """Return the number of values of a channel."""
     return math.prod(
         plain_extent(extent) for i, extent in enumerate(data.ty.shape.values) if i != 1
     )
 
 
-def _cast(importer, value, kind: str) -> relax.Expr:
+def _cast(importer: Importer, value: relax.Expr, kind: str) -> relax.Expr:
     return value if dtype_of(value.ty) == kind else importer.emit(relax.op.astype(value, kind))
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
-from ._call import converts, dtype, scalar
-from ._support import Refused
+from ._call import Call, converts, dtype, scalar
+from ._support import Converter, Refused
 from .elementwise import binary, promoted
 
-COMPARISON: dict[str, Callable] = {}
+COMPARISON: dict[str, Converter] = {}
 
 _op = relax.op
 
@@ -26,7 +26,7 @@ _COMPARISONS = {
 
 
 def _comparison(function: Callable) -> Callable:
-    def convert(call, data, other):
+    def convert(call: Call, data: relax.Expr, other: float) -> relax.Expr:
         kind = promoted(call, "data", "other")
         operands = [call.tensor(operand, kind) for operand in (data, other)]
         if kind == "bool":
@@ -58,12 +58,12 @@ for _name in ("and", "or", "xor"):
 
 
 @converts(COMPARISON, "logical_not.default")
-def _logical_not(call, data):
+def _logical_not(call: Call, data: relax.Expr) -> relax.Expr:
     return _op.logical_not(call.cast(data, "bool"))
 
 
 @converts(COMPARISON, "bitwise_not.default")
-def _bitwise_not(call, data):
+def _bitwise_not(call: Call, data: relax.Expr) -> relax.Expr:
     return (_op.logical_not if dtype(data) == "bool" else _op.bitwise_not)(data)
 
 
@@ -74,7 +74,7 @@ def _bitwise_not(call, data):
     *("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar"),
     *("bitwise_right_shift.Scalar_Tensor", "__rshift__.Tensor", "__rshift__.Scalar"),
 )
-def _shift(call, data, other):
+def _shift(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
     """A shift by the width or more, or by a negative number, drops all bits."""
     kind = promoted(call, "data", "other")
     if "int" not in kind:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import fx
 from tvm import relax
 
 from ....activity import useful
@@ -10,23 +13,23 @@ from ....errors import GradientError
 from ....ir.module import copy_with_new_vars
 from ....op import differentiable_once, stop_gradient, with_backward
 from ._call import is_float
-from ._support import Refused
+from ._support import Importer, Refused
 
 
-def _detach(importer, node) -> relax.Expr:
+def _detach(importer: Importer, node: fx.Node) -> relax.Expr:
     data = importer.args(node)[0]
     return stop_gradient(data) if is_float(data) else data
 
 
-def _start(importer, node) -> relax.Expr:
+def _start(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.grad.start_checkpoint(importer.args(node)[0])
 
 
-def _end(importer, node) -> relax.Expr:
+def _end(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.grad.end_checkpoint(importer.args(node)[0])
 
 
-def _cond(importer, node) -> relax.Expr:
+def _cond(importer: Importer, node: fx.Node) -> relax.Expr:
     if importer.level:
         raise Refused(
             "it is in the backward function of a torch.autograd.Function; use torch.where"
@@ -36,7 +39,7 @@ def _cond(importer, node) -> relax.Expr:
     return importer.emit(relax.If(predicate, *branches))
 
 
-def _with_backward(importer, node) -> relax.Expr:
+def _with_backward(importer: Importer, node: fx.Node) -> relax.Expr:
     """Join the outputs of a function and the function of its gradients."""
     outputs, inputs, _, _, number, _ = node.args
     level = (*importer.level, number)
@@ -49,7 +52,9 @@ def _with_backward(importer, node) -> relax.Expr:
     return importer.emit(with_backward(results, sources, relax.Tuple(residuals), function))
 
 
-def _backward(importer, node, inside, level) -> tuple[list[relax.Expr], relax.Function]:
+def _backward(
+    importer: Importer, node: fx.Node, inside: Any, level: tuple[int, ...]
+) -> tuple[list[relax.Expr], relax.Function]:
     """Return the residuals of a call and the function
     ``(*outputs, *residuals, *cotangents) -> gradients``.
 
@@ -112,7 +117,7 @@ def _backward(importer, node, inside, level) -> tuple[list[relax.Expr], relax.Fu
     return residuals, copy_with_new_vars(function)
 
 
-def _gradient(importer, node) -> tuple[relax.Expr, ...]:
+def _gradient(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
     """Emit a gradient within the model after the previous bindings."""
     outputs, inputs, cotangents = importer.args(node)
     bb = importer.block_builder
@@ -136,7 +141,7 @@ def _gradient(importer, node) -> tuple[relax.Expr, ...]:
         raise Refused(str(error)) from error
 
 
-def _is_variable(value) -> bool:
+def _is_variable(value: Any) -> bool:
     return isinstance(value, relax.Var) and isinstance(value.ty, relax.TensorType)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tvm import relax
 
-from ._call import converts
+from ._call import Call, converts
+from ._support import Converter
 
-CONV: dict[str, Callable] = {}
+CONV: dict[str, Converter] = {}
 
 _op = relax.op
 
 
-def repeated(value, rank: int) -> list:
+def repeated(value: list[int], rank: int) -> list:
     """Return a setting for each spatial axis: one number, or a list, holds for all of them."""
     value = [value] if isinstance(value, int) else list(value)
     return value * rank if len(value) == 1 else value
@@ -21,8 +20,17 @@ def repeated(value, rank: int) -> list:
 
 @converts(CONV, "convolution.default")
 def _convolution(
-    call, data, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-):
+    call: Call,
+    data: relax.Expr,
+    weight: relax.Expr,
+    bias: relax.Expr,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> relax.Expr:
     rank = data.ty.ndim - 2
     stride, padding, dilation, extra = (
         repeated(setting, rank) for setting in (stride, padding, dilation, output_padding)
@@ -37,7 +45,16 @@ def _convolution(
     return _op.add(result, call.reshape(bias, [1, -1, *[1] * rank]))
 
 
-def _transposed(call, data, weight, stride, padding, dilation, extra, groups) -> relax.Expr:
+def _transposed(
+    call: Call,
+    data: relax.Expr,
+    weight: relax.Expr | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    extra: list,
+    groups: int,
+) -> relax.Expr:
     """Return a transposed convolution.
 
     Relax takes an output padding below the stride only. A larger one removes padding at the end of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
@@ -12,9 +13,9 @@ from tvm import relax
 
 from ....op import stop_gradient
 from ._call import DTYPES, Call, converts, dtype, scalar, wide_dtype
-from ._support import Refused
+from ._support import Converter, Refused
 
-ELEMENTWISE: dict[str, Callable] = {}
+ELEMENTWISE: dict[str, Converter] = {}
 
 _op = relax.op
 _BITS = {"int8": 8, "uint8": 8, "int16": 16, "int32": 32, "int64": 64}
@@ -35,7 +36,7 @@ def _floating(kind: str) -> str:
 def _unary(function: Callable, in_float: bool = True, half: bool = True) -> Callable:
     """Return a converter of a function; ``half`` says that it rounds once in half precision."""
 
-    def convert(call, data, **_):
+    def convert(call: Call, data: relax.Expr, **_: object) -> relax.Expr:
         kind = dtype(data)
         inner = _floating(kind) if in_float else kind
         if not half:
@@ -90,11 +91,11 @@ def _scaled_log(base: float) -> Callable:
     return lambda call, data: _op.multiply(_op.log(data), scalar(1 / math.log(base), dtype(data)))
 
 
-def _reciprocal(call, data):
+def _reciprocal(call: Call, data: relax.Expr) -> relax.Expr:
     return _op.divide(scalar(1, dtype(data)), data)
 
 
-def _softsign(call, data):
+def _softsign(call: Call, data: relax.Expr) -> relax.Expr:
     return _op.divide(data, _op.add(_op.abs(data), scalar(1, dtype(data))))
 
 
@@ -122,13 +123,13 @@ for _name, _function in _FLOATING.items():
 
 
 def _for_floats(function: Callable, other: Callable) -> Callable:
-    def convert(call, data, **_):
+    def convert(call: Call, data: relax.Expr, **_: object) -> relax.Expr:
         return function(data) if "float" in dtype(data) else other(data)
 
     return convert
 
 
-def _same(data):
+def _same(data: relax.Expr) -> relax.Expr:
     return data
 
 
@@ -137,7 +138,7 @@ for _name in ("ceil", "floor", "trunc", "round"):
 
 
 def _finiteness(function: Callable, other: Callable) -> Callable:
-    def convert(call, data):
+    def convert(call: Call, data: relax.Expr) -> relax.Expr:
         if "float" not in dtype(data):
             return other(data, "bool")
         return function(call.cast(data, wide_dtype(dtype(data))))  # TVM has none for bfloat16
@@ -156,7 +157,7 @@ converts(ELEMENTWISE, "isfinite.default")(_finiteness(_op.isfinite, _op.ones_lik
 
 
 @converts(ELEMENTWISE, "sign.default", "sgn.default")
-def _sign(call, data):
+def _sign(call: Call, data: relax.Expr) -> relax.Expr:
     kind = dtype(data)
     if kind == "bool":
         return data
@@ -166,7 +167,7 @@ def _sign(call, data):
 
 
 @converts(ELEMENTWISE, "round.decimals")
-def _round(call, data, decimals):
+def _round(call: Call, data: relax.Expr, decimals: int) -> relax.Expr:
     if "float" not in dtype(data):
         return data
     kind = wide_dtype(dtype(data))
@@ -178,11 +179,14 @@ def _round(call, data, decimals):
 
 
 def binary(
-    function: Callable, names=("data", "other"), logical: Callable | None = None, in_float=False
-):
+    function: Callable,
+    names: tuple[str, str] = ("data", "other"),
+    logical: Callable | None = None,
+    in_float: bool = False,
+) -> Callable:
     """Return a converter of a function of two operands; ``logical`` is the one for booleans."""
 
-    def convert(call, **arguments):
+    def convert(call: Call, **arguments: Any) -> relax.Expr:
         kind = promoted(call, *names)
         if in_float:
             kind = _floating(kind)
@@ -197,7 +201,7 @@ def binary(
 
 
 @converts(ELEMENTWISE, "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
-def _add(call, data, other, alpha=1):
+def _add(call: Call, data: relax.Expr, other: float | relax.Expr, alpha: float = 1) -> relax.Expr:
     kind = promoted(call, "data", "other")
     data, other = call.tensor(data, kind), call.tensor(other, kind)
     negative = call.node.target.__name__.startswith("sub")
@@ -209,7 +213,7 @@ def _add(call, data, other, alpha=1):
 
 
 @converts(ELEMENTWISE, "rsub.Tensor", "rsub.Scalar")
-def _rsub(call, data, other, alpha=1):
+def _rsub(call: Call, data: relax.Expr, other: float, alpha: float = 1) -> relax.Expr:
     kind = promoted(call, "data", "other")
     data, other = call.tensor(data, kind), call.tensor(other, kind)
     if alpha != 1:
@@ -221,7 +225,7 @@ _product_of = binary(_op.multiply, logical=_op.logical_and)
 
 
 @converts(ELEMENTWISE, "mul.Tensor", "mul.Scalar")
-def _mul(call, data, other):
+def _mul(call: Call, data: relax.Expr, other: float | relax.Expr) -> relax.Expr:
     """A product with 0 is computed in float32 at least, so that its legalization keeps NaN."""
     kind = promoted(call, "data", "other")
     if "float" not in kind or not isinstance(other, (int, float)) or other:
@@ -238,7 +242,9 @@ converts(ELEMENTWISE, "atan2.default")(binary(_op.atan2, in_float=True))
     ELEMENTWISE,
     *("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "floor_divide.default"),
 )
-def _div(call, data, other, rounding_mode=None):
+def _div(
+    call: Call, data: relax.Expr, other: float | relax.Expr, rounding_mode: str | None = None
+) -> relax.Expr:
     kind = promoted(call, "data", "other")
     if call.node.target.__name__.startswith("floor_divide"):
         rounding_mode = "floor"
@@ -264,16 +270,18 @@ def _div(call, data, other, rounding_mode=None):
 
 
 @converts(ELEMENTWISE, "remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def _remainder(call, data, other):
+def _remainder(call: Call, data: relax.Expr, other: float) -> relax.Expr:
     return _modulo(call, data, other, _op.floor, _op.floor_mod)
 
 
 @converts(ELEMENTWISE, "fmod.Tensor", "fmod.Scalar")
-def _fmod(call, data, other):
+def _fmod(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
     return _modulo(call, data, other, _op.trunc, _op.mod)
 
 
-def _modulo(call, data, other, rounding: Callable, exact: Callable) -> relax.Expr:
+def _modulo(
+    call: Call, data: relax.Expr, other: float, rounding: Callable, exact: Callable
+) -> relax.Expr:
     """Return the remainder; its gradient is the gradient of ``a - b round(a / b)``."""
     kind = promoted(call, "data", "other")
     is_exact = isinstance(other, (int, float)) and abs(math.frexp(other)[0]) == 0.5
@@ -285,7 +293,7 @@ def _modulo(call, data, other, rounding: Callable, exact: Callable) -> relax.Exp
     # The divisor may be infinite.
     none = call.emit(_op.equal(quotient, scalar(0, wide)))
 
-    def rest(data, other) -> relax.Expr:
+    def rest(data: relax.Expr, other: relax.Expr) -> relax.Expr:
         whole = _op.where(none, scalar(0, wide), _op.multiply(other, quotient))
         return call.emit(_op.subtract(data, whole))
 
@@ -304,7 +312,7 @@ def _modulo(call, data, other, rounding: Callable, exact: Callable) -> relax.Exp
 
 
 @converts(ELEMENTWISE, "pow.Tensor_Scalar")
-def _pow_scalar(call, data, exponent):
+def _pow_scalar(call: Call, data: relax.Expr, exponent: float) -> relax.Expr:
     kind = call.dtype
     data = call.cast(data, kind)
     if not isinstance(exponent, (int, float)):
@@ -324,7 +332,7 @@ def _pow_scalar(call, data, exponent):
     return _op.power(data, scalar(exponent, kind))
 
 
-def _product(call, data, exponent: int) -> relax.Expr:
+def _product(call: Call, data: relax.Expr, exponent: int) -> relax.Expr:
     """Return a whole power by squaring."""
     if exponent == 0:
         return _op.ones_like(data)
@@ -339,7 +347,7 @@ def _product(call, data, exponent: int) -> relax.Expr:
 
 
 @converts(ELEMENTWISE, "pow.Tensor_Tensor", "pow.Scalar")
-def _pow(call, data, exponent):
+def _pow(call: Call, data: relax.Expr, exponent: float | relax.Expr) -> relax.Expr:
     kind = promoted(call, "data", "exponent")
     data, exponent = call.tensor(data, kind), call.tensor(exponent, kind)
     if "float" not in kind:
@@ -351,7 +359,7 @@ def _pow(call, data, exponent):
 
 
 @converts(ELEMENTWISE, "hypot.default")
-def _hypot(call, data, other):
+def _hypot(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
     """The operands are scaled by the larger one, so that no square overflows."""
     kind = wide_dtype(promoted(call, "data", "other"))
     operands = [call.cast(call.tensor(operand, kind), kind) for operand in (data, other)]
@@ -370,7 +378,7 @@ def _hypot(call, data, other):
     return call.cast(call.emit(_op.where(lost, scalar(math.inf, kind), length)), call.dtype)
 
 
-def _is_negative(call, data) -> relax.Expr:
+def _is_negative(call: Call, data: relax.Expr) -> relax.Expr:
     """Tell whether the sign of a number is set; zero may be negative, NaN is not."""
     zero, one = scalar(0, dtype(data)), scalar(1, dtype(data))
     below = call.emit(_op.less(data, zero))
@@ -382,14 +390,14 @@ def _is_negative(call, data) -> relax.Expr:
 
 
 @converts(ELEMENTWISE, "signbit.default")
-def _signbit(call, data):
+def _signbit(call: Call, data: relax.Expr) -> relax.Expr:
     if dtype(data) in ("bool", "uint8"):
         return _op.zeros_like(data, "bool")
     return _is_negative(call, data)
 
 
 @converts(ELEMENTWISE, "copysign.Tensor", "copysign.Scalar")
-def _copysign(call, data, other):
+def _copysign(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
     """The gradient at zero is zero, and that at NaN is NaN."""
     kind = _floating(promoted(call, "data", "other"))
     data, other = call.tensor(data, kind), call.tensor(other, kind)
@@ -405,7 +413,7 @@ def _copysign(call, data, other):
 
 
 @converts(ELEMENTWISE, "angle.default")
-def _angle(call, data):
+def _angle(call: Call, data: relax.Expr) -> relax.Expr:
     """Numbers below zero have the angle pi; NaN stays."""
     kind = call.dtype
     data = call.emit(stop_gradient(call.cast(data, kind)))
@@ -416,7 +424,7 @@ def _angle(call, data):
 
 
 @converts(ELEMENTWISE, "ldexp.Tensor")
-def _ldexp(call, data, other):
+def _ldexp(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
     """The factor is computed in PyTorch's dtype, which may be wider than the operand's."""
     power = _floating(promoted(call, "other"))
     factor = call.emit(_op.power(scalar(2, power), call.tensor(other, power)))
@@ -425,13 +433,15 @@ def _ldexp(call, data, other):
 
 
 @converts(ELEMENTWISE, "logaddexp.default")
-def _logaddexp(call, data, other):
+def _logaddexp(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
     kind = promoted(call, "data", "other")
     return _op.log_add_exp(call.tensor(data, kind), call.tensor(other, kind))
 
 
 @converts(ELEMENTWISE, "where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def _where(call, condition, data, other):
+def _where(
+    call: Call, condition: relax.Expr, data: int | relax.Expr, other: float | relax.Expr
+) -> relax.Expr:
     kind = call.dtype
     return _op.where(
         call.cast(condition, "bool"), call.tensor(data, kind), call.tensor(other, kind)
@@ -439,5 +449,5 @@ def _where(call, condition, data, other):
 
 
 @converts(ELEMENTWISE, "masked_fill.Scalar", "masked_fill.Tensor")
-def _masked_fill(call, data, mask, value):
+def _masked_fill(call: Call, data: relax.Expr, mask: relax.Expr, value: float) -> relax.Expr:
     return _op.where(mask, call.tensor(value, dtype(data)), data)

@@ -10,10 +10,11 @@ from tvm import relax
 
 from ...._packages import parse_version
 from ....op import stop_gradient
-from ._call import converts, scalar, wide_dtype
+from ._call import Call, converts, scalar, wide_dtype
+from ._support import Converter
 from .elementwise import promoted
 
-EXTREMES: dict[str, Callable] = {}
+EXTREMES: dict[str, Converter] = {}
 
 #: Whether equal operands of fmax, fmin and clamp share the gradient, and a bound that is a number
 #: takes it from an equal operand: since PyTorch 2.14. Earlier, the first operand has the gradient.
@@ -22,7 +23,9 @@ SHARES_TIES = parse_version(torch.__version__) >= (2, 14)
 _op = relax.op
 
 
-def _extreme(call, function: Callable, data, other, kind: str) -> relax.Expr:
+def _extreme(
+    call: Call, function: Callable, data: relax.Expr, other: relax.Expr, kind: str
+) -> relax.Expr:
     """Return the larger or smaller operand; NaN in either of them is the result."""
     result = call.emit(function(data, other))
     if "float" not in kind:
@@ -36,7 +39,7 @@ def _extreme(call, function: Callable, data, other, kind: str) -> relax.Expr:
 def _converter(function: Callable, logical: Callable) -> Callable:
     """Return a converter of the larger or smaller operand."""
 
-    def convert(call, data, other):
+    def convert(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
         kind = promoted(call, "data", "other")
         data, other = call.tensor(data, kind), call.tensor(other, kind)
         return (
@@ -54,7 +57,7 @@ for _name, _function, _on_bools in (
 
 
 @converts(EXTREMES, "fmax.default", "fmin.default")
-def _extreme_number(call, data, other):
+def _extreme_number(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
     """NaN is the result of two only."""
     kind = promoted(call, "data", "other")
     data, other = call.tensor(data, kind), call.tensor(other, kind)
@@ -80,7 +83,12 @@ def _extreme_number(call, data, other):
     "clamp_min.Tensor",
     "clamp_max.Tensor",
 )
-def _clamp(call, data, min=None, max=None):
+def _clamp(
+    call: Call,
+    data: relax.Expr,
+    min: float | relax.Expr | None = None,
+    max: float | relax.Expr | None = None,
+) -> relax.Expr:
     """NaN stays. It has no gradient if the bounds are numbers."""
     kind = call.dtype
     data = call.cast(data, kind)
@@ -108,7 +116,13 @@ def _clamp(call, data, min=None, max=None):
     return data
 
 
-def _shared_clamp(call, data, min, max, kind: str) -> relax.Expr:
+def _shared_clamp(
+    call: Call,
+    data: relax.Expr,
+    min: float | relax.Expr | None,
+    max: float | relax.Expr | None,
+    kind: str,
+) -> relax.Expr:
     """Return floats within bounds that are tensors; ties share the gradient."""
     lowest, highest = (None if bound is None else call.cast(bound, kind) for bound in (min, max))
     result = data

@@ -5,20 +5,29 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
 from ....ir.compat import Analyzer
-from ._call import converts, dtype, extents_of, static, wide_dtype
+from ._call import Call, converts, dtype, extents_of, static, wide_dtype
+from ._support import Converter
 
-IMAGE: dict[str, Callable] = {}
+IMAGE: dict[str, Converter] = {}
 
 _op = relax.op
 
 
 @converts(IMAGE, "grid_sampler_2d.default", "grid_sampler_3d.default", "grid_sampler.default")
-def _grid_sample(call, data, grid, interpolation_mode, padding_mode, align_corners):
+def _grid_sample(
+    call: Call,
+    data: relax.Expr,
+    grid: relax.Expr,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> relax.Expr:
     rank = data.ty.ndim
     kind = dtype(data)
     data, grid = call.cast(data, wide_dtype(kind)), call.cast(grid, wide_dtype(kind))
@@ -34,17 +43,19 @@ def _grid_sample(call, data, grid, interpolation_mode, padding_mode, align_corne
     return call.cast(call.emit(result), kind)
 
 
-def _axes(call, data, scale_factors) -> list[tuple]:
+def _axes(call: Call, data: relax.Expr, scale_factors: list[float] | None) -> list[tuple]:
     """Return each axis of the image, its extents in the image and in the result, and its scale
     factor or None."""
     call.require_windows(data, data.ty.ndim - 2)
-    factors = scale_factors or [None] * (data.ty.ndim - 2)
+    factors: list = scale_factors or [None] * (data.ty.ndim - 2)
     return list(
         zip(itertools.count(2), extents_of(data)[2:], call.shape[2:], factors, strict=False)
     )
 
 
-def _step(call, extent, size, factor: float | None, kind: str):
+def _step(
+    call: Call, extent: int | tirx.Expr, size: int | tirx.Expr, factor: float | None, kind: str
+) -> float:
     """Return the step in the image for one step in the result: a number, or a tensor for symbolic
     extents."""
     if factor:
@@ -54,12 +65,14 @@ def _step(call, extent, size, factor: float | None, kind: str):
     return call.emit(_op.divide(call.tensor(extent, kind), call.tensor(size, kind)))
 
 
-def _scaled(call, value, factor) -> relax.Expr:
+def _scaled(call: Call, value: relax.Expr, factor: float) -> relax.Expr:
     return call.emit(_op.multiply(value, call.tensor(factor, dtype(value))))
 
 
 @converts(IMAGE, "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def _nearest(call, data, output_size, scale_factors):
+def _nearest(
+    call: Call, data: relax.Expr, output_size: list[int] | None, scale_factors: list[float] | None
+) -> relax.Expr:
     for axis, extent, size, factor in _axes(call, data, scale_factors):
         ratio = _ratio(extent, size, factor)
         if ratio is not None:
@@ -77,7 +90,7 @@ def _nearest(call, data, output_size, scale_factors):
     return data
 
 
-def _ratio(extent, size, factor: float | None) -> int | None:
+def _ratio(extent: int | tirx.Expr, size: int | tirx.Expr, factor: float | None) -> int | None:
     """Return the number of copies of each element if the image becomes larger by a whole factor."""
     analyzer = Analyzer()
     if factor:
@@ -91,7 +104,7 @@ def _ratio(extent, size, factor: float | None) -> int | None:
     return ratio if ratio and analyzer.can_prove_equal(extent * ratio, size) else None
 
 
-def _taken(call, data, places, extent, axis: int) -> relax.Expr:
+def _taken(call: Call, data: relax.Expr, places: np.ndarray, extent: int, axis: int) -> relax.Expr:
     """Return the elements at places, which are moved into the axis."""
     last = call.emit(_op.subtract(call.tensor(extent, "int64"), relax.const(1, "int64")))
     places = call.emit(_op.minimum(_op.maximum(places, relax.const(0, "int64")), last))
@@ -99,13 +112,25 @@ def _taken(call, data, places, extent, axis: int) -> relax.Expr:
 
 
 @converts(IMAGE, "upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
-def _linear(call, data, output_size, align_corners, scale_factors):
+def _linear(
+    call: Call,
+    data: relax.Expr,
+    output_size: list[int],
+    align_corners: bool,
+    scale_factors: list[float] | None,
+) -> relax.Expr:
     """Each axis is a product with the matrix of the weights, which is constant."""
     return _separable(call, data, align_corners, scale_factors, _linear_weights)
 
 
 @converts(IMAGE, "upsample_bicubic2d.vec")
-def _cubic(call, data, output_size, align_corners, scale_factors):
+def _cubic(
+    call: Call,
+    data: relax.Expr,
+    output_size: list[int] | None,
+    align_corners: bool,
+    scale_factors: list[float] | None,
+) -> relax.Expr:
     return _separable(call, data, align_corners, scale_factors, _cubic_weights)
 
 
@@ -115,14 +140,20 @@ def _cubic(call, data, output_size, align_corners, scale_factors):
     *("_upsample_bicubic2d_aa.default", "_upsample_bicubic2d_aa.vec"),
 )
 def _antialiased(
-    call, data, output_size, align_corners, scale_factors=None, scales_h=None, scales_w=None
-):
+    call: Call,
+    data: relax.Expr,
+    output_size: list[int] | None,
+    align_corners: bool,
+    scale_factors: list[float] | None = None,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> relax.Expr:
     """The filter is as wide as the step in the image, at least one element."""
     kind, shape = dtype(data), call.shape
     cubic = "bicubic" in call.node.target.__name__
     extents = extents_of(data)
     static([*extents[2:], *shape[2:]], "the size of its image")
-    factors = scale_factors or [scales_h, scales_w]
+    factors: list = scale_factors or [scales_h, scales_w]
     data = call.cast(data, wide_dtype(kind))
     for axis, factor in zip((2, 3), factors, strict=True):
         extent, size = extents[axis], shape[axis]
@@ -156,7 +187,13 @@ def _filters(extent: int, size: int, scale: float, cubic: bool) -> np.ndarray:
     return matrix
 
 
-def _separable(call, data, align_corners: bool, scale_factors, weights: Callable) -> relax.Expr:
+def _separable(
+    call: Call,
+    data: relax.Expr,
+    align_corners: bool,
+    scale_factors: list[float] | None,
+    weights: Callable,
+) -> relax.Expr:
     kind = dtype(data)
     data = call.cast(data, wide_dtype(kind))
     for axis, extent, size, factor in _axes(call, data, scale_factors):
@@ -170,7 +207,16 @@ def _separable(call, data, align_corners: bool, scale_factors, weights: Callable
     return call.cast(data, kind)
 
 
-def _weighted(call, data, axis: int, extent, size, factor, align_corners: bool, weights: Callable):
+def _weighted(
+    call: Call,
+    data: relax.Expr,
+    axis: int,
+    extent: int,
+    size: int,
+    factor: float | None,
+    align_corners: bool,
+    weights: Callable,
+) -> relax.Expr:
     """Return the sum of elements with weights that depend on symbolic extents."""
     kind = dtype(data)
     places = call.numbers(size, kind)
@@ -202,30 +248,30 @@ def _weighted(call, data, axis: int, extent, size, factor, align_corners: bool, 
 class _Number:
     """A tensor in formulas of numbers."""
 
-    def __init__(self, call, value: relax.Expr):
+    def __init__(self, call: Call, value: relax.Expr):
         self.call, self.value = call, value
 
-    def _with(self, function: Callable, other, swapped: bool = False) -> _Number:
+    def _with(self, function: Callable, other: float | _Number, swapped: bool = False) -> _Number:
         other = other.value if isinstance(other, _Number) else relax.const(other, dtype(self.value))
         operands = (other, self.value) if swapped else (self.value, other)
         return _Number(self.call, self.call.emit(function(*operands)))
 
-    def __add__(self, other):
+    def __add__(self, other: float | _Number) -> _Number:
         return self._with(_op.add, other)
 
-    def __sub__(self, other):
+    def __sub__(self, other: float | _Number) -> _Number:
         return self._with(_op.subtract, other)
 
-    def __rsub__(self, other):
+    def __rsub__(self, other: float | _Number) -> _Number:
         return self._with(_op.subtract, other, True)
 
-    def __mul__(self, other):
+    def __mul__(self, other: float | _Number) -> _Number:
         return self._with(_op.multiply, other)
 
     __radd__, __rmul__ = __add__, __mul__
 
 
-def _applied(call, data, matrix, axis: int) -> relax.Expr:
+def _applied(call: Call, data: relax.Expr, matrix: relax.Expr, axis: int) -> relax.Expr:
     """Multiply an axis by a matrix."""
     rank = data.ty.ndim
     if axis == rank - 1:
@@ -235,7 +281,9 @@ def _applied(call, data, matrix, axis: int) -> relax.Expr:
     return call.emit(_op.permute_dims(moved, np.argsort(order).tolist()))
 
 
-def _matrix(extent: int, size: int, scale: float, align_corners: bool, weights: Callable):
+def _matrix(
+    extent: int, size: int, scale: float, align_corners: bool, weights: Callable
+) -> np.ndarray | None:
     """Return the weight of each element of an axis in each element of the result; None for a
     copy."""
     if align_corners:
@@ -256,19 +304,19 @@ def _matrix(extent: int, size: int, scale: float, align_corners: bool, weights: 
     return matrix
 
 
-def _linear_weights(part) -> list:
+def _linear_weights(part: Any) -> list:
     """Return the places after the previous one and their weights, for a number or a tensor."""
     return [(0, 1 - part), (1, part)]
 
 
-def _cubic_weights(part) -> list:
+def _cubic_weights(part: Any) -> list:
     """Return the weights of Keys' cubic convolution with a = -0.75."""
     a = -0.75
 
-    def near(x):
+    def near(x: Any) -> Any:
         return ((a + 2) * x - (a + 3)) * x * x + 1
 
-    def far(x):
+    def far(x: Any) -> Any:
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
     return [(-1, far(part + 1)), (0, near(part)), (1, near(1 - part)), (2, far(2 - part))]

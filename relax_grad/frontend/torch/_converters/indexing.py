@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
 
 from ....op import stop_gradient
-from ._call import axis_of, converts, dtype, extents_of, is_float, scalar, static
-from ._support import Refused
+from ._call import Call, axis_of, converts, dtype, extents_of, is_float, scalar, static
+from ._support import Converter, Refused
 
-INDEXING: dict[str, Callable] = {}
+INDEXING: dict[str, Converter] = {}
 
 _op = relax.op
 
@@ -20,7 +21,7 @@ _op = relax.op
 def _in_bytes(function: Callable) -> Callable:
     """Return a converter that computes booleans as int8."""
 
-    def convert(call, data, **arguments):
+    def convert(call: Call, data: relax.Expr, **arguments: Any) -> relax.Expr:
         if dtype(data) != "bool":
             return function(call, data, **arguments)
         arguments = {
@@ -36,7 +37,9 @@ def _in_bytes(function: Callable) -> Callable:
 
 @converts(INDEXING, "gather.default")
 @_in_bytes
-def _gather(call, data, dim, index, sparse_grad):
+def _gather(
+    call: Call, data: relax.Expr, dim: int, index: relax.Expr, sparse_grad: bool
+) -> relax.Expr:
     if not data.ty.ndim:
         return data if not index.ty.ndim else _op.broadcast_to(data, call.shape)
     if not index.ty.ndim:
@@ -48,7 +51,7 @@ def _gather(call, data, dim, index, sparse_grad):
     return _op.gather_elements(data, _positive(call, index, extents_of(data)[axis]), axis)
 
 
-def _positive(call, index, extent) -> relax.Expr:
+def _positive(call: Call, index: relax.Expr, extent: int | tirx.Expr) -> relax.Expr:
     """Return an index whose negative numbers select nothing, where operators of Relax count them
     from the end."""
     _require_places(call, index, extent)
@@ -57,13 +60,13 @@ def _positive(call, index, extent) -> relax.Expr:
     return call.emit(_op.where(negative, call.tensor(extent, "int64"), index))
 
 
-def _rows(call, data, index, axis: int) -> relax.Expr:
+def _rows(call: Call, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
     """Return the elements at indices of an axis; NaN for negative ones too, which PyTorch
     refuses."""
     return _op.take(data, call.cast(index, "int64"), axis, "nan")
 
 
-def _front(call, data, axis: int, count) -> relax.Expr:
+def _front(call: Call, data: relax.Expr, axis: int, count: int | tirx.Expr) -> relax.Expr:
     """Return the first elements of an axis."""
     if extents_of(data)[axis] is count or extents_of(data)[axis] == count:
         return data
@@ -73,7 +76,7 @@ def _front(call, data, axis: int, count) -> relax.Expr:
 
 @converts(INDEXING, "index_select.default")
 @_in_bytes
-def _index_select(call, data, dim, index):
+def _index_select(call: Call, data: relax.Expr, dim: int, index: relax.Expr) -> relax.Expr:
     if not data.ty.ndim:
         return data
     axis = axis_of(dim, data.ty.ndim)
@@ -82,20 +85,20 @@ def _index_select(call, data, dim, index):
     return _op.reshape(rows, call.shape)
 
 
-def _vector(call, index) -> relax.Expr:
+def _vector(call: Call, index: relax.Expr) -> relax.Expr:
     index = call.cast(index, "int64")
     return index if index.ty.ndim else call.reshape(index, [1])
 
 
 @converts(INDEXING, "take.default")
 @_in_bytes
-def _take(call, data, index):
+def _take(call: Call, data: relax.Expr, index: relax.Expr) -> relax.Expr:
     size = math.prod(static(extents_of(data)))
     index = _from_zero(call, index, size)
     return _rows(call, call.reshape(data, [size]), index, 0)
 
 
-def _require_places(call, index, extent) -> None:
+def _require_places(call: Call, index: relax.Expr, extent: int | tirx.Expr) -> None:
     """Require that an axis with a symbolic extent has the elements of a constant index, and any
     element for a computed index."""
     if isinstance(extent, int):
@@ -108,7 +111,7 @@ def _require_places(call, index, extent) -> None:
         call.require_slice(0, last, extent)
 
 
-def _from_zero(call, index, extent) -> relax.Expr:
+def _from_zero(call: Call, index: relax.Expr, extent: int | tirx.Expr) -> relax.Expr:
     """Return an index with negative numbers counted from the end."""
     _require_places(call, index, extent)
     index = call.cast(index, "int64")
@@ -116,7 +119,7 @@ def _from_zero(call, index, extent) -> relax.Expr:
     return call.emit(_op.where(negative, _op.add(index, call.tensor(extent, "int64")), index))
 
 
-def _product(extents):
+def _product(extents: list[int]) -> int:
     total = 1
     for extent in extents:
         total = extent if isinstance(total, int) and total == 1 else total * extent
@@ -129,7 +132,7 @@ class _Places:
     ``front`` tells whether the axes move to the front; otherwise they are adjacent and stay.
     """
 
-    def __init__(self, call, data, indices):
+    def __init__(self, call: Call, data: relax.Expr, indices: list[relax.Expr | None]):
         self.call = call
         indices = [*indices, *[None] * (data.ty.ndim - len(indices))]
         self.axes = [i for i, index in enumerate(indices) if index is not None]
@@ -165,7 +168,7 @@ class _Places:
                 total = call.emit(_op.where(outside, beyond, _op.add(scaled, index)))
         self.index = total
 
-    def joined(self, data) -> relax.Expr:
+    def joined(self, data: relax.Expr) -> relax.Expr:
         """Return the data with the indexed axes as one."""
         if self.order != list(range(len(self.order))):
             data = self.call.emit(_op.permute_dims(data, self.order))
@@ -173,7 +176,7 @@ class _Places:
             return data
         return self.call.reshape(data, [*self.before, _product(self.inner), *self.after])
 
-    def apart(self, data) -> relax.Expr:
+    def apart(self, data: relax.Expr) -> relax.Expr:
         """Return joined data in its own shape."""
         if len(self.axes) > 1:
             data = self.call.reshape(data, [*self.before, *self.inner, *self.after])
@@ -184,14 +187,21 @@ class _Places:
 
 @converts(INDEXING, "index.Tensor", "_unsafe_index.Tensor")
 @_in_bytes
-def _index(call, data, indices):
+def _index(call: Call, data: relax.Expr, indices: list[relax.Expr | None]) -> relax.Expr:
     places = _Places(call, data, indices)
     return _rows(call, places.joined(data), places.index, places.axis)
 
 
 @converts(INDEXING, "index_put.default", "_unsafe_index_put.default", "index_put_.default")
 @_in_bytes
-def _index_put(call, data, indices, values, accumulate, unsafe=False):
+def _index_put(
+    call: Call,
+    data: relax.Expr,
+    indices: list[relax.Expr | None],
+    values: relax.Expr,
+    accumulate: bool,
+    unsafe: bool = False,
+) -> relax.Expr:
     values = call.cast(values, dtype(data))
     first = next(index for index in indices if index is not None)
     if dtype(first) == "bool":
@@ -219,14 +229,18 @@ def _index_put(call, data, indices, values, accumulate, unsafe=False):
     return places.apart(rows)
 
 
-def written(call, rows, index, values, accumulate: bool) -> relax.Expr:
+def written(
+    call: Call, rows: relax.Expr, index: relax.Expr, values: relax.Expr, accumulate: bool
+) -> relax.Expr:
     """Write rows, or add them, at the places of a vector."""
     index = call.emit(_op.expand_dims(index, 1))
     reduction = "add" if accumulate else "update"
     return call.emit(_op.scatter_nd(rows, index, values, reduction))
 
 
-def _masked_put(call, data, indices, values, accumulate: bool) -> relax.Expr:
+def _masked_put(
+    call: Call, data: relax.Expr, indices: relax.Expr, values: relax.Expr, accumulate: bool
+) -> relax.Expr:
     """Write one value, or a row of values, at all places where a mask is true."""
     taken = [i for i, index in enumerate(indices) if index is not None]
     if len(taken) > 1:
@@ -254,7 +268,15 @@ def _masked_put(call, data, indices, values, accumulate: bool) -> relax.Expr:
     "index_fill.int_Tensor",
 )
 @_in_bytes
-def _index_add(call, data, dim, index, source=None, alpha=1, value=None):
+def _index_add(
+    call: Call,
+    data: relax.Expr,
+    dim: int,
+    index: relax.Expr,
+    source: relax.Expr | None = None,
+    alpha: float = 1,
+    value: Any = None,
+) -> relax.Expr:
     kind, shape = dtype(data), extents_of(data)
     rank = len(shape)
     axis = axis_of(dim, rank)
@@ -298,7 +320,16 @@ _REDUCTIONS = {
     *("scatter_add.default", "scatter_reduce.two"),
 )
 @_in_bytes
-def _scatter(call, data, dim, index, src=None, value=None, reduce=None, include_self=True):
+def _scatter(
+    call: Call,
+    data: relax.Expr,
+    dim: int,
+    index: relax.Expr,
+    src: relax.Expr | None = None,
+    value: Any = None,
+    reduce: str | None = None,
+    include_self: bool = True,
+) -> relax.Expr:
     kind, shape = dtype(data), extents_of(data)
     index = call.cast(index, "int64")
     if not shape or not index.ty.ndim:
@@ -324,7 +355,15 @@ def _scatter(call, data, dim, index, src=None, value=None, reduce=None, include_
 
 @converts(INDEXING, "index_reduce.default")
 @_in_bytes
-def _index_reduce(call, data, dim, index, source, reduce, include_self=True):
+def _index_reduce(
+    call: Call,
+    data: relax.Expr,
+    dim: int,
+    index: relax.Expr,
+    source: relax.Expr,
+    reduce: str,
+    include_self: bool = True,
+) -> relax.Expr:
     shape, index = extents_of(data), _vector(call, index)
     if not shape:
         data, source = call.reshape(data, [1]), call.reshape(source, [1])
@@ -347,7 +386,15 @@ def _neutral(reduce: str, kind: str) -> relax.Expr:
     return scalar(1 if reduce in ("prod", "multiply") else 0, kind)
 
 
-def _reduced(call, data, index, src, axis: int, reduce: str, include_self: bool) -> relax.Expr:
+def _reduced(
+    call: Call,
+    data: relax.Expr,
+    index: relax.Expr,
+    src: relax.Expr,
+    axis: int,
+    reduce: str,
+    include_self: bool,
+) -> relax.Expr:
     kind, original = dtype(data), data
     places = extents_of(index)
     if not include_self:
@@ -360,14 +407,18 @@ def _reduced(call, data, index, src, axis: int, reduce: str, include_self: bool)
     return call.emit(_op.scatter_elements(data, index, src, axis, _REDUCTIONS[reduce]))
 
 
-def _counted(call, data, index, axis: int, start: float, kind: str) -> relax.Expr:
+def _counted(
+    call: Call, data: relax.Expr, index: relax.Expr, axis: int, start: float, kind: str
+) -> relax.Expr:
     """Return how many elements go to each place."""
     base = call.filled(extents_of(data), start, kind)
     ones = call.emit(_op.ones(extents_of(index), kind))
     return call.emit(_op.scatter_elements(base, index, ones, axis, "add"))
 
 
-def _scattered_mean(call, data, index, src, axis: int, include_self: bool) -> relax.Expr:
+def _scattered_mean(
+    call: Call, data: relax.Expr, index: relax.Expr, src: relax.Expr, axis: int, include_self: bool
+) -> relax.Expr:
     kind = dtype(data)
     total = call.emit(_op.scatter_elements(data, index, src, axis, "add"))
     count = _counted(call, data, index, axis, 1 if include_self else 0, kind)
@@ -378,7 +429,13 @@ def _scattered_mean(call, data, index, src, axis: int, include_self: bool) -> re
 
 
 def _scattered_extreme(
-    call, data, index, src, axis: int, reduce: str, original: relax.Expr
+    call: Call,
+    data: relax.Expr,
+    index: relax.Expr,
+    src: relax.Expr,
+    axis: int,
+    reduce: str,
+    original: relax.Expr,
 ) -> relax.Expr:
     """Return the extremes; equal ones share the gradient evenly, the operand's own element too.
 
@@ -410,7 +467,14 @@ def _scattered_extreme(
 
 
 @converts(INDEXING, "embedding.default")
-def _embedding(call, weight, indices, padding_idx, scale_grad_by_freq, sparse):
+def _embedding(
+    call: Call,
+    weight: relax.Expr,
+    indices: relax.Expr,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+) -> relax.Expr:
     """The row of the padding has no gradient."""
     if scale_grad_by_freq:
         raise Refused("scale_grad_by_freq changes the gradient only, which Relax cannot express")
@@ -424,7 +488,7 @@ def _embedding(call, weight, indices, padding_idx, scale_grad_by_freq, sparse):
 
 
 @converts(INDEXING, "embedding_renorm.default", "embedding_renorm_.default")
-def _embedding_renorm(call, **_):
+def _embedding_renorm(call: Call, **_: object) -> None:
     raise Refused(
         "max_norm rescales the weight in the forward pass; rescale it in the training loop"
     )
@@ -432,17 +496,17 @@ def _embedding_renorm(call, **_):
 
 @converts(INDEXING, "_embedding_bag.default", "_embedding_bag_forward_only.default")
 def _embedding_bag(
-    call,
-    weight,
-    indices,
-    offsets,
-    scale_grad_by_freq,
-    mode,
-    sparse,
-    per_sample_weights,
-    include_last_offset,
-    padding_idx,
-):
+    call: Call,
+    weight: relax.Expr | None,
+    indices: relax.Expr,
+    offsets: relax.Expr,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: relax.Expr | None,
+    include_last_offset: bool,
+    padding_idx: int,
+) -> tuple:
     """A bag is a sum, a mean or a maximum of rows; an empty one is zero."""
     if any(call.uses(i) for i in (1, 2, 3)):
         raise Refused("results other than the first are used")
@@ -481,7 +545,9 @@ def _embedding_bag(
     return _front(call, result, 0, bags), None, None, None
 
 
-def _first_maximum(call, lowest, index, rows) -> relax.Expr:
+def _first_maximum(
+    call: Call, lowest: relax.Expr, index: relax.Expr, rows: int | tirx.Expr
+) -> relax.Expr:
     """Return each bag's maximum, with the gradient at its first row; empty bags are zero."""
     kind, number = dtype(rows), extents_of(rows)[0]
     fixed = call.emit(stop_gradient(rows))

@@ -4,17 +4,16 @@ reflections."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from tvm import relax
 
 from ....op import stop_gradient
 from ._call import Call, converts, dtype, extents_of, scalar, static
-from ._support import Refused
+from ._support import Converter, Refused
 from .manipulate import sliced
 
-LINALG: dict[str, Callable] = {}
+LINALG: dict[str, Converter] = {}
 
 _op = relax.op
 
@@ -26,12 +25,12 @@ _MOST_ROWS = 64
 _TERMS, _SQUARINGS = 18, 12
 
 
-def _rows_of(data) -> int:
+def _rows_of(data: relax.Expr) -> int:
     (rows,) = static([extents_of(data)[-2]], "the number of rows")
     return rows
 
 
-def _few_rows(data) -> int:
+def _few_rows(data: relax.Expr) -> int:
     rows = _rows_of(data)
     if rows > _MOST_ROWS:
         raise Refused(f"matrices of more than {_MOST_ROWS} rows are not factorised or solved")
@@ -42,12 +41,12 @@ def _identity(rows: int, columns: int, kind: str) -> relax.Expr:
     return relax.const(np.eye(rows, columns), kind)
 
 
-def _transposed(call: Call, data) -> relax.Expr:
+def _transposed(call: Call, data: relax.Expr) -> relax.Expr:
     rank = data.ty.ndim
     return call.emit(_op.permute_dims(data, [*range(rank - 2), rank - 1, rank - 2]))
 
 
-def _eliminated(call: Call, data, right) -> tuple:
+def _eliminated(call: Call, data: relax.Expr, right: relax.Expr) -> tuple:
     """Return the solution of ``data @ x = right``, the sign of the determinant and the pivots, by
     Gauss and Jordan.
 
@@ -86,14 +85,14 @@ def _eliminated(call: Call, data, right) -> tuple:
     return sliced(call, both, rank - 1, rows, shape[-1] - rows), sign, pivots
 
 
-def _information(call: Call, data) -> relax.Expr:
+def _information(call: Call, data: relax.Expr) -> relax.Expr:
     """Return PyTorch's number of a fault, which is taken as none: a singular matrix has infinite
     results."""
     return call.emit(_op.zeros(extents_of(data)[:-2], "int32"))
 
 
 @converts(LINALG, "_linalg_solve_ex.default")
-def _solve(call, A, B, left, check_errors):
+def _solve(call: Call, A: relax.Expr, B: relax.Expr, left: bool, check_errors: bool) -> tuple:
     is_vector = B.ty.ndim == 1 or B.ty.ndim == A.ty.ndim - 1
     if is_vector:
         B = call.emit(_op.expand_dims(B, B.ty.ndim))
@@ -106,14 +105,16 @@ def _solve(call, A, B, left, check_errors):
 
 
 @converts(LINALG, "linalg_inv_ex.default")
-def _inverse(call, A, check_errors):
+def _inverse(call: Call, A: relax.Expr, check_errors: bool) -> tuple:
     rows = _rows_of(A)
     identity = call.emit(_op.broadcast_to(_identity(rows, rows, dtype(A)), extents_of(A)))
     return _eliminated(call, A, identity)[0], _information(call, A)
 
 
 @converts(LINALG, "linalg_cholesky_ex.default")
-def _cholesky(call, data, upper=False, check_errors=False):
+def _cholesky(
+    call: Call, data: relax.Expr, upper: bool = False, check_errors: bool = False
+) -> tuple:
     """As in PyTorch, one triangle is read, and the gradient is symmetric."""
     kind = dtype(data)
     if upper:
@@ -125,7 +126,7 @@ def _cholesky(call, data, upper=False, check_errors=False):
     return _transposed(call, factor) if upper else factor, _information(call, data)
 
 
-def _factor(call: Call, rest) -> relax.Expr:
+def _factor(call: Call, rest: relax.Expr) -> relax.Expr:
     """Return the lower factor; subtract one column's products after the other from the rest of the
     matrix."""
     rows, kind, rank = _few_rows(rest), dtype(rest), rest.ty.ndim
@@ -142,12 +143,21 @@ def _factor(call: Call, rest) -> relax.Expr:
 
 
 @converts(LINALG, "linalg_solve_triangular.default")
-def _solve_triangular(call, data, B, upper, left=True, unitriangular=False):
+def _solve_triangular(
+    call: Call,
+    data: relax.Expr,
+    B: relax.Expr,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> relax.Expr:
     return _substituted(call, data, B, upper, left, unitriangular)
 
 
 @converts(LINALG, "cholesky_solve.default", "cholesky_inverse.default")
-def _cholesky_solve(call, data, input2=None, upper=False):
+def _cholesky_solve(
+    call: Call, data: relax.Expr, input2: relax.Expr | None = None, upper: bool = False
+) -> relax.Expr:
     """Solve for the product of the factors.
 
     One triangle of the factor is read, but PyTorch's gradient is the gradient of the product of
@@ -170,7 +180,14 @@ def _cholesky_solve(call, data, input2=None, upper=False):
     return _substituted(call, _transposed(call, factor), solution, upper=True)
 
 
-def _substituted(call: Call, data, right, upper, left=True, unitriangular=False) -> relax.Expr:
+def _substituted(
+    call: Call,
+    data: relax.Expr,
+    right: relax.Expr,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> relax.Expr:
     """Return the solution of ``data @ x = right`` for a triangular matrix, one row after the
     other."""
     if not left:
@@ -193,7 +210,7 @@ def _substituted(call: Call, data, right, upper, left=True, unitriangular=False)
     return solution if left else _transposed(call, solution)
 
 
-def _pivots(call: Call, data) -> tuple:
+def _pivots(call: Call, data: relax.Expr) -> tuple:
     """Return the sign that the exchanges of rows give the determinant, and the pivots."""
     none = call.emit(_op.zeros([*extents_of(data)[:-1], 1], dtype(data)))
     _, sign, pivots = _eliminated(call, data, none)
@@ -202,14 +219,14 @@ def _pivots(call: Call, data) -> tuple:
 
 
 @converts(LINALG, "_linalg_det.default")
-def _determinant(call, A):
+def _determinant(call: Call, A: relax.Expr) -> tuple:
     sign, pivots = _pivots(call, A)
     product = call.emit(_op.prod(pivots, [-2, -1]))
     return _op.multiply(call.reshape(sign, call.shape), product), None, None
 
 
 @converts(LINALG, "_linalg_slogdet.default")
-def _log_determinant(call, A):
+def _log_determinant(call: Call, A: relax.Expr) -> tuple:
     sign, pivots = _pivots(call, A)
     fixed = call.emit(stop_gradient(pivots))
     signs = call.emit(_op.prod(call.emit(_op.sign(fixed)), [-2, -1]))
@@ -219,7 +236,7 @@ def _log_determinant(call, A):
 
 
 @converts(LINALG, "linalg_matrix_exp.default")
-def _exponential(call, data):
+def _exponential(call: Call, data: relax.Expr) -> relax.Expr:
     """The series of a matrix whose norm halvings have brought below 1, squared as often.
 
     The result is NaN for norms above 4096.
@@ -246,7 +263,7 @@ def _exponential(call, data):
 
 
 @converts(LINALG, "linalg_householder_product.default")
-def _reflections(call, data, tau):
+def _reflections(call: Call, data: relax.Expr, tau: relax.Expr) -> relax.Expr:
     """The columns below the diagonal are the vectors of the reflections, whose own elements are
     1."""
     kind, rank = dtype(data), data.ty.ndim

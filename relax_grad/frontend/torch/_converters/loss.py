@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from tvm import relax
 
 from ....op import stop_gradient
 from ._call import Call, axis_of, converts, dtype, extents_of, scalar, static, wide_dtype
+from ._support import Converter
 from .reduction import norm
 
-LOSS: dict[str, Callable] = {}
+LOSS: dict[str, Converter] = {}
 
 _op = relax.op
 
 
-def _reduced(call: Call, value, reduction: int) -> relax.Expr:
+def _reduced(call: Call, value: relax.Expr, reduction: int) -> relax.Expr:
     """Return elements, their mean or their sum, in the dtype of the result."""
     if reduction:
         value = call.emit((_op.mean, _op.sum)[reduction - 1](value))
     return call.cast(value, call.dtype)
 
 
-def _parts(call: Call, data, target, bound: float) -> tuple:
+def _parts(call: Call, data: relax.Expr, target: relax.Expr, bound: float) -> tuple:
     """Return where the difference is below a bound, the difference there, and its absolute value.
 
     An infinite difference has no square, whose gradient would be NaN.
@@ -38,7 +37,9 @@ def _parts(call: Call, data, target, bound: float) -> tuple:
 
 
 @converts(LOSS, "smooth_l1_loss.default")
-def _smooth_l1(call, data, target, reduction, beta):
+def _smooth_l1(
+    call: Call, data: relax.Expr, target: relax.Expr, reduction: int, beta: float
+) -> relax.Expr:
     near, inner, size = _parts(call, data, target, beta)
     kind = dtype(size)
     if not beta:
@@ -49,7 +50,9 @@ def _smooth_l1(call, data, target, reduction, beta):
 
 
 @converts(LOSS, "huber_loss.default")
-def _huber(call, data, target, reduction, delta):
+def _huber(
+    call: Call, data: relax.Expr, target: relax.Expr, reduction: int, delta: float
+) -> relax.Expr:
     near, inner, size = _parts(call, data, target, delta)
     kind = dtype(size)
     square = call.emit(_op.multiply(_op.multiply(inner, inner), scalar(0.5, kind)))
@@ -64,7 +67,9 @@ _LEAST_PRODUCT, _LEAST_LOGARITHM = float(np.float32(1e-12)), -100.0
 
 
 @converts(LOSS, "binary_cross_entropy.default")
-def _binary_cross_entropy(call, data, target, weight, reduction):
+def _binary_cross_entropy(
+    call: Call, data: relax.Expr, target: relax.Expr, weight: relax.Expr | None, reduction: int
+) -> relax.Expr:
     """A saturated probability p has the gradient ``(p - target) / 1e-12`` of PyTorch's kernel, and
     not the gradient of a bounded logarithm."""
     kind = wide_dtype(call.dtype)
@@ -74,7 +79,7 @@ def _binary_cross_entropy(call, data, target, weight, reduction):
     product = call.emit(_op.multiply(fixed, call.emit(_op.subtract(one, fixed))))
     saturated = call.emit(_op.less(product, least))
 
-    def entropy(value, bounded: bool):
+    def entropy(value: relax.Expr, bounded: bool) -> relax.Expr:
         rest = call.emit(_op.subtract(one, value))
         logs = [call.emit(_op.log(value)), call.emit(_op.log(rest))]
         if bounded:  # NaN, of a value that is no probability, stays
@@ -95,7 +100,9 @@ def _binary_cross_entropy(call, data, target, weight, reduction):
 
 
 @converts(LOSS, "cosine_similarity.default")
-def _cosine_similarity(call, x1, x2, dim=1, eps=1e-8):
+def _cosine_similarity(
+    call: Call, x1: relax.Expr, x2: relax.Expr, dim: int = 1, eps: float = 1e-8
+) -> relax.Expr:
     """The bound of a norm passes the gradient, since PyTorch writes it within no_grad."""
     kind = wide_dtype(call.dtype)
     rank = max(x1.ty.ndim, x2.ty.ndim)
@@ -115,7 +122,15 @@ def _cosine_similarity(call, x1, x2, dim=1, eps=1e-8):
 
 
 @converts(LOSS, "multi_margin_loss.default")
-def _multi_margin(call, data, target, p=1, margin=1, weight=None, reduction=1):
+def _multi_margin(
+    call: Call,
+    data: relax.Expr,
+    target: relax.Expr,
+    p: float = 1,
+    margin: float = 1,
+    weight: relax.Expr | None = None,
+    reduction: int = 1,
+) -> relax.Expr:
     """A class at the margin has no gradient, and NaN does not count; PyTorch's decomposition has
     both."""
     kind = wide_dtype(dtype(data))
@@ -137,7 +152,9 @@ def _multi_margin(call, data, target, p=1, margin=1, weight=None, reduction=1):
 
 
 @converts(LOSS, "multilabel_margin_loss.default")
-def _multilabel_margin(call, data, target, reduction):
+def _multilabel_margin(
+    call: Call, data: relax.Expr, target: relax.Expr, reduction: int
+) -> relax.Expr:
     """The labels before the first -1 count; PyTorch's decomposition has another value if there is
     one."""
     kind = wide_dtype(dtype(data))

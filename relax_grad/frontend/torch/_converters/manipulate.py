@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
 
-from ._call import axes_of, axis_of, converts, dtype, extents_of, scalar, static
-from ._support import Refused
+from ._call import Call, axes_of, axis_of, converts, dtype, extents_of, scalar, static
+from ._support import Converter, Refused
 
-MANIPULATE: dict[str, Callable] = {}
+MANIPULATE: dict[str, Converter] = {}
 
 _op = relax.op
 
@@ -22,24 +22,24 @@ _op = relax.op
     *("unflatten.int", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default"),
     *("view_as.default", "reshape_as.default"),
 )
-def _reshape(call, data, **_):
+def _reshape(call: Call, data: relax.Expr, **_: object) -> relax.Expr:
     shape = call.shape
     return data if shape == extents_of(data) else _op.reshape(data, shape)
 
 
 @converts(MANIPULATE, "expand.default", "broadcast_to.default", "expand_as.default")
-def _expand(call, data, **_):
+def _expand(call: Call, data: relax.Expr, **_: object) -> relax.Expr:
     shape = call.shape
     return data if shape == extents_of(data) else _op.broadcast_to(data, shape)
 
 
 @converts(MANIPULATE, "permute.default")
-def _permute(call, data, dims):
+def _permute(call: Call, data: relax.Expr, dims: list[int]) -> relax.Expr:
     return _op.permute_dims(data, axes_of(dims, data.ty.ndim)) if dims else data
 
 
 @converts(MANIPULATE, "transpose.int")
-def _transpose(call, data, dim0, dim1):
+def _transpose(call: Call, data: relax.Expr, dim0: int, dim1: int) -> relax.Expr:
     rank = data.ty.ndim
     if not rank:
         return data
@@ -50,12 +50,12 @@ def _transpose(call, data, dim0, dim1):
 
 
 @converts(MANIPULATE, "t.default")
-def _t(call, data):
+def _t(call: Call, data: relax.Expr) -> relax.Expr:
     return _op.permute_dims(data, [1, 0]) if data.ty.ndim == 2 else data
 
 
 @converts(MANIPULATE, "cat.default")
-def _cat(call, tensors, dim):
+def _cat(call: Call, tensors: list[relax.Expr], dim: int) -> relax.Expr:
     """An empty vector joins tensors of every rank."""
     rank = len(call.shape)
     taken = [tensor for tensor in tensors if tensor.ty.ndim == rank and 0 not in extents_of(tensor)]
@@ -64,13 +64,13 @@ def _cat(call, tensors, dim):
 
 
 @converts(MANIPULATE, "stack.default")
-def _stack(call, tensors, dim):
+def _stack(call: Call, tensors: list[relax.Expr], dim: int) -> relax.Expr:
     rank = len(call.shape)
     return _op.stack([call.cast(tensor, call.dtype) for tensor in tensors], dim % rank)
 
 
 @converts(MANIPULATE, "split.Tensor", "split_with_sizes.default", "chunk.default", "unbind.int")
-def _split(call, data, dim, **_):
+def _split(call: Call, data: relax.Expr, dim: int, **_: object) -> tuple[relax.Expr, ...]:
     axis = axis_of(dim, data.ty.ndim)
     flat = call.node.target.__name__ == "unbind.int"
     kinds = [call.importer.type_of(value) for value in call.value]
@@ -88,7 +88,9 @@ def _split(call, data, dim, **_):
     return tuple(parts)
 
 
-def sliced(call, data, axis: int, begin, count, step: int = 1) -> relax.Expr:
+def sliced(
+    call: Call, data: relax.Expr, axis: int, begin: int, count: int | tirx.Expr, step: int = 1
+) -> relax.Expr:
     """Return every ``step``-th element of an axis, ``count`` of them."""
     if count == extents_of(data)[axis] and step == 1:
         return data
@@ -103,7 +105,7 @@ def sliced(call, data, axis: int, begin, count, step: int = 1) -> relax.Expr:
     return call.emit(result)
 
 
-def begin_of(extent, start, count=None):
+def begin_of(extent: int | tirx.Expr, start: int | tirx.Expr, count: int | None = None) -> int:
     """Return the begin of a slice in bounds."""
     start = 0 if start is None else start
     if isinstance(start, int) and isinstance(extent, int):
@@ -114,7 +116,9 @@ def begin_of(extent, start, count=None):
 
 
 @converts(MANIPULATE, "slice.Tensor")
-def _slice(call, data, dim, start, end, step):
+def _slice(
+    call: Call, data: relax.Expr, dim: int, start: int | tirx.Expr, end: int | None, step: int
+) -> relax.Expr:
     axis = axis_of(dim, data.ty.ndim)
     count, extent = call.shape[axis], extents_of(data)[axis]
     begin = begin_of(extent, start, count if end is None and step == 1 else None)
@@ -122,27 +126,29 @@ def _slice(call, data, dim, start, end, step):
 
 
 @converts(MANIPULATE, "narrow.default")
-def _narrow(call, data, dim, start, length):
+def _narrow(
+    call: Call, data: relax.Expr, dim: int, start: int | tirx.Expr, length: int | tirx.Expr
+) -> relax.Expr:
     axis = axis_of(dim, data.ty.ndim)
     return sliced(call, data, axis, begin_of(extents_of(data)[axis], start), length)
 
 
 @converts(MANIPULATE, "select.int")
-def _select(call, data, dim, index):
+def _select(call: Call, data: relax.Expr, dim: int, index: int | tirx.Expr) -> relax.Expr:
     axis = axis_of(dim, data.ty.ndim)
     part = sliced(call, data, axis, begin_of(extents_of(data)[axis], index), 1)
     return _op.reshape(part, call.shape)
 
 
 @converts(MANIPULATE, "flip.default")
-def _flip(call, data, dims):
+def _flip(call: Call, data: relax.Expr, dims: list[int]) -> relax.Expr:
     for axis in axes_of(dims, data.ty.ndim) if dims else []:
         data = call.emit(_op.flip(data, axis))
     return data
 
 
 @converts(MANIPULATE, "roll.default")
-def _roll(call, data, shifts, dims):
+def _roll(call: Call, data: relax.Expr, shifts: Any, dims: Any) -> relax.Expr:
     shape = extents_of(data)
     if not dims:
         size = math.prod(shape)
@@ -153,7 +159,7 @@ def _roll(call, data, shifts, dims):
     return data
 
 
-def _rolled(call, data, shift: int, axis: int) -> relax.Expr:
+def _rolled(call: Call, data: relax.Expr, shift: int, axis: int) -> relax.Expr:
     extent = extents_of(data)[axis]
     if not isinstance(extent, int):
         # The shift may be larger than the extent.
@@ -172,7 +178,7 @@ def _rolled(call, data, shift: int, axis: int) -> relax.Expr:
 
 
 @converts(MANIPULATE, "repeat.default", "tile.default")
-def _repeat(call, data, repeats=None, dims=None):
+def _repeat(call: Call, data: relax.Expr, repeats: Any = None, dims: Any = None) -> relax.Expr:
     repeats = repeats if dims is None else dims
     repeats = [1] * (data.ty.ndim - len(repeats)) + list(repeats)
     shape = extents_of(data)
@@ -186,14 +192,16 @@ def _repeat(call, data, repeats=None, dims=None):
 
 
 @converts(MANIPULATE, "repeat_interleave.self_int")
-def _repeat_interleave(call, data, repeats, dim, output_size):
+def _repeat_interleave(
+    call: Call, data: relax.Expr, repeats: int, dim: int, output_size: Any
+) -> relax.Expr:
     if dim is None:
         data, dim = call.reshape(data, [math.prod(static(extents_of(data)))]), 0
     return _op.repeat(data, repeats, axis_of(dim, data.ty.ndim))
 
 
 @converts(MANIPULATE, "tril.default", "triu.default")
-def _triangle(call, data, diagonal):
+def _triangle(call: Call, data: relax.Expr, diagonal: int) -> relax.Expr:
     function = _op.tril if "tril" in call.node.target.__name__ else _op.triu
     kind = dtype(data)
     if kind != "bool":
@@ -201,7 +209,7 @@ def _triangle(call, data, diagonal):
     return call.cast(call.emit(function(call.cast(data, "int8"), diagonal)), kind)
 
 
-def _diagonal_places(offset: int, extents, count) -> tuple:
+def _diagonal_places(offset: int, extents: list[int], count: int | tirx.Expr) -> tuple:
     """Return the begin, the end and the step of a diagonal in a flattened matrix."""
     begin = offset if offset >= 0 else -offset * extents[1]
     step = extents[1] + 1
@@ -209,7 +217,7 @@ def _diagonal_places(offset: int, extents, count) -> tuple:
 
 
 @converts(MANIPULATE, "diagonal.default")
-def _diagonal(call, data, offset, dim1, dim2):
+def _diagonal(call: Call, data: relax.Expr, offset: int, dim1: int, dim2: int) -> relax.Expr:
     rank, shape = data.ty.ndim, extents_of(data)
     dim1, dim2 = dim1 % rank, dim2 % rank
     rest = [axis for axis in range(rank) if axis not in (dim1, dim2)]
@@ -222,7 +230,9 @@ def _diagonal(call, data, offset, dim1, dim2):
 
 
 @converts(MANIPULATE, "diagonal_scatter.default")
-def _diagonal_scatter(call, data, src, offset, dim1, dim2):
+def _diagonal_scatter(
+    call: Call, data: relax.Expr, src: relax.Expr, offset: int, dim1: int, dim2: int
+) -> relax.Expr:
     rank, shape = data.ty.ndim, extents_of(data)
     dim1, dim2 = dim1 % rank, dim2 % rank
     rest = [axis for axis in range(rank) if axis not in (dim1, dim2)]
@@ -236,7 +246,7 @@ def _diagonal_scatter(call, data, src, offset, dim1, dim2):
     return _op.permute_dims(moved, np.argsort(order).tolist())
 
 
-def _places(call, size, stride, storage_offset) -> np.ndarray:
+def _places(call: Call, size: Any, stride: Any, storage_offset: int | tirx.Expr) -> np.ndarray:
     """Return the places of elements in an operand that lies in memory without gaps, as functional
     graphs have it."""
     if not call.meta()["data"].is_contiguous():
@@ -244,13 +254,15 @@ def _places(call, size, stride, storage_offset) -> np.ndarray:
     size, stride = static(size), static(stride, "its stride")
     places = np.full(size, storage_offset or 0, "int64")
     for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
-        steps = np.arange(extent) * step
+        steps: np.ndarray = np.arange(extent) * step
         places += steps.reshape([-1] + [1] * (len(size) - axis - 1))
     return places.reshape(-1)
 
 
 @converts(MANIPULATE, "as_strided.default")
-def _as_strided(call, data, size, stride, storage_offset):
+def _as_strided(
+    call: Call, data: relax.Expr, size: Any, stride: list[int], storage_offset: int | tirx.Expr
+) -> relax.Expr:
     places = _places(call, size, stride, storage_offset)
     flat = call.reshape(data, [math.prod(static(extents_of(data)))])
     elements = call.emit(_op.take(flat, relax.const(places), 0))
@@ -258,7 +270,14 @@ def _as_strided(call, data, size, stride, storage_offset):
 
 
 @converts(MANIPULATE, "as_strided_scatter.default")
-def _as_strided_scatter(call, data, src, size, stride, storage_offset):
+def _as_strided_scatter(
+    call: Call,
+    data: relax.Expr,
+    src: relax.Expr,
+    size: Any,
+    stride: list[int],
+    storage_offset: int | tirx.Expr,
+) -> relax.Expr:
     places = _places(call, size, stride, storage_offset)
     if len(set(places.tolist())) < len(places):
         raise Refused("it writes to an element twice, and the order is not defined")
@@ -269,7 +288,9 @@ def _as_strided_scatter(call, data, src, size, stride, storage_offset):
 
 
 @converts(MANIPULATE, "unfold.default")
-def _unfold(call, data, dimension, size, step):
+def _unfold(
+    call: Call, data: relax.Expr, dimension: int, size: Any, step: int | tirx.Expr
+) -> relax.Expr:
     rank = data.ty.ndim
     if not rank:
         return _op.reshape(data, call.shape)
@@ -282,7 +303,14 @@ def _unfold(call, data, dimension, size, step):
 
 
 @converts(MANIPULATE, "im2col.default")
-def _im2col(call, data, kernel_size, dilation, padding, stride):
+def _im2col(
+    call: Call,
+    data: relax.Expr,
+    kernel_size: list[int],
+    dilation: list[int],
+    padding: list[int],
+    stride: list[int],
+) -> relax.Expr:
     shape = static(extents_of(data))
     data = call.reshape(data, [-1 if len(shape) == 4 else 1, *shape[-3:]])
     if any(padding):
@@ -301,7 +329,15 @@ def _im2col(call, data, kernel_size, dilation, padding, stride):
 
 
 @converts(MANIPULATE, "col2im.default")
-def _col2im(call, data, output_size, kernel_size, dilation, padding, stride):
+def _col2im(
+    call: Call,
+    data: relax.Expr,
+    output_size: Any,
+    kernel_size: list[int],
+    dilation: list[int],
+    padding: list[int],
+    stride: list[int],
+) -> relax.Expr:
     """A transposed convolution with one kernel element per channel."""
     kind = dtype(data)
     shape = static(call.shape)
@@ -327,7 +363,15 @@ def _col2im(call, data, output_size, kernel_size, dilation, padding, stride):
 
 
 @converts(MANIPULATE, "slice_scatter.default")
-def _slice_scatter(call, data, src, dim, start, end, step):
+def _slice_scatter(
+    call: Call,
+    data: relax.Expr,
+    src: relax.Expr,
+    dim: int,
+    start: int | tirx.Expr,
+    end: int | tirx.Expr | None,
+    step: int,
+) -> relax.Expr:
     axis = axis_of(dim, data.ty.ndim)
     extent, count = extents_of(data)[axis], extents_of(src)[axis]
     if count == 0:
@@ -345,7 +389,9 @@ def _slice_scatter(call, data, src, dim, start, end, step):
 
 
 @converts(MANIPULATE, "select_scatter.default")
-def _select_scatter(call, data, src, dim, index):
+def _select_scatter(
+    call: Call, data: relax.Expr, src: relax.Expr, dim: int, index: int | tirx.Expr
+) -> relax.Expr:
     axis, shape = axis_of(dim, data.ty.ndim), extents_of(data)
     src = call.cast(call.reshape(src, [*shape[:axis], 1, *shape[axis + 1 :]]), dtype(data))
     begin = begin_of(shape[axis], index)
@@ -361,7 +407,9 @@ _MODES = {
 }
 
 
-def _padded(call, data, pad, mode: str, value=None) -> relax.Expr:
+def _padded(
+    call: Call, data: relax.Expr, pad: list[int], mode: str, value: Any = None
+) -> relax.Expr:
     """Pad the last dimensions; negative numbers take elements away."""
     rank = data.ty.ndim
     before, after = [0] * rank, [0] * rank
@@ -392,7 +440,9 @@ def _padded(call, data, pad, mode: str, value=None) -> relax.Expr:
 
 
 @converts(MANIPULATE, "constant_pad_nd.default", "pad.default")
-def _pad(call, data, pad, value, mode="constant"):
+def _pad(
+    call: Call, data: relax.Expr, pad: list[int], value: Any, mode: str = "constant"
+) -> relax.Expr:
     return _padded(call, data, pad, _MODES[mode], value)
 
 
@@ -406,7 +456,9 @@ for _rank in (1, 2, 3):
 
 
 @converts(MANIPULATE, "masked_scatter.default")
-def _masked_scatter(call, data, mask, source):
+def _masked_scatter(
+    call: Call, data: relax.Expr, mask: relax.Expr, source: relax.Expr
+) -> relax.Expr:
     """The n-th true element takes the n-th element of the source."""
     shape = call.shape
     size = math.prod(static(shape))

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from ....op import stop_gradient
-from ._call import converts, dtype, extents_of, scalar, static, wide_dtype
+from ._call import Call, converts, dtype, extents_of, scalar, static, wide_dtype
+from ._support import Converter
 from .reduction import norm
 
-MATMUL: dict[str, Callable] = {}
+MATMUL: dict[str, Converter] = {}
 
 _op = relax.op
 
 
 @converts(MATMUL, "mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
-def _mm(call, data, **other):
+def _mm(call: Call, data: relax.Expr, **other: relax.Expr) -> relax.Expr:
     (other,) = other.values()
     return _op.matmul(data, other)
 
 
 @converts(MATMUL, "linear.default")
-def _linear(call, data, weight, bias):
+def _linear(
+    call: Call, data: relax.Expr, weight: relax.Expr, bias: relax.Expr | None
+) -> relax.Expr:
     transposed = call.emit(_op.permute_dims(weight))
     product = call.emit(_op.matmul(data, transposed))
     return product if bias is None else _op.add(product, bias)
 
 
-def _scaled(call, value, factor) -> relax.Expr:
+def _scaled(call: Call, value: relax.Expr, factor: float) -> relax.Expr:
     if factor == 1:
         return value
     return call.emit(_op.multiply(value, call.tensor(factor, dtype(value))))
 
 
 @converts(MATMUL, "addmm.default", "baddbmm.default", "addmv.default")
-def _addmm(call, data, beta, alpha, **operands):
+def _addmm(call: Call, data: relax.Expr, beta: float, alpha: float, **operands: Any) -> relax.Expr:
     """With beta 0 the addend contributes nothing, NaN included."""
     first, second = operands.values()
     product = _scaled(call, call.emit(_op.matmul(first, second)), alpha)
@@ -47,7 +50,17 @@ def _addmm(call, data, beta, alpha, **operands):
 
 
 @converts(MATMUL, "_trilinear.default")
-def _trilinear(call, i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim):
+def _trilinear(
+    call: Call,
+    i1: relax.Expr,
+    i2: relax.Expr,
+    i3: relax.Expr,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    unroll_dim: int,
+) -> relax.Expr:
     """Three factors get new dimensions; their product is summed."""
     factors = [
         call.emit(_op.expand_dims(factor, axes)) if axes else factor
@@ -58,7 +71,9 @@ def _trilinear(call, i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim):
 
 
 @converts(MATMUL, "_cdist_forward.default")
-def _cdist(call, x1, x2, p, compute_mode):
+def _cdist(
+    call: Call, x1: relax.Expr, x2: relax.Expr, p: float, compute_mode: int | None
+) -> relax.Expr:
     rank = x1.ty.ndim
     rows = call.emit(_op.expand_dims(x1, rank - 1))
     columns = call.emit(_op.expand_dims(x2, rank - 2))
@@ -66,7 +81,7 @@ def _cdist(call, x1, x2, p, compute_mode):
 
 
 @converts(MATMUL, "_pdist_forward.default")
-def _pdist(call, data, p):
+def _pdist(call: Call, data: relax.Expr, p: float) -> relax.Expr:
     count = static(extents_of(data))[0]
     rows, columns = (
         call.emit(_op.take(data, relax.const(places.astype("int64")), 0))
@@ -75,7 +90,7 @@ def _pdist(call, data, p):
     return _distance(call, call.emit(_op.subtract(rows, columns)), float(p), 1)
 
 
-def _distance(call, difference, order: float, axis: int) -> relax.Expr:
+def _distance(call: Call, difference: relax.Expr, order: float, axis: int) -> relax.Expr:
     """Return the norm of differences. Each of several equal extremes has the whole gradient, and
     not a share, as in PyTorch's distances."""
     if order == 0:
@@ -93,7 +108,7 @@ def _distance(call, difference, order: float, axis: int) -> relax.Expr:
     return _op.add(distance, call.emit(_op.multiply(rest, others)))
 
 
-def _differing(call, difference, axis: int) -> relax.Expr:
+def _differing(call: Call, difference: relax.Expr, axis: int) -> relax.Expr:
     """Return the number of differences other than 0; PyTorch's distances keep NaN, its norms do
     not."""
     kind = dtype(difference)
@@ -104,7 +119,14 @@ def _differing(call, difference, axis: int) -> relax.Expr:
 
 
 @converts(MATMUL, "_grouped_mm.default")
-def _grouped_mm(call, data, mat2, offs, bias, out_dtype):
+def _grouped_mm(
+    call: Call,
+    data: relax.Expr,
+    mat2: relax.Expr,
+    offs: relax.Expr,
+    bias: relax.Expr | None,
+    out_dtype: Any,
+) -> relax.Expr:
     """Each group multiplies its own rows or columns; the others are zero."""
     left, right = data.ty.ndim, mat2.ty.ndim
     kind = call.dtype
@@ -127,7 +149,7 @@ def _grouped_mm(call, data, mat2, offs, bias, out_dtype):
     places = call.emit(_op.expand_dims(_op.arange(0, extent, 1, "int64"), 0))
     member = call.emit(_op.logical_and(_op.greater_equal(places, starts), _op.less(places, ends)))
 
-    def of_group(value, axis):
+    def of_group(value: relax.Expr, axis: int) -> relax.Expr:
         """Return a matrix once for each group, with zeros in the rows or columns of the others."""
         shape = [groups, 1, 1]
         shape[1 + axis] = extent

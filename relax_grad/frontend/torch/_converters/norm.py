@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from ._call import converts, dtype, extents_of, scalar, wide_dtype
+from ._call import Call, converts, dtype, extents_of, scalar, wide_dtype
+from ._support import Converter
 
-NORM: dict[str, Callable] = {}
+NORM: dict[str, Converter] = {}
 
 _op = relax.op
 
 
-def _affine(call, value, fill: float, shape, kind: str) -> relax.Expr:
+def _affine(
+    call: Call, value: relax.Expr | None, fill: float, shape: Sequence, kind: str
+) -> relax.Expr:
     """Return a scale or a shift in the dtype of the computation; an absent one is neutral."""
     if value is None:
         return call.filled(shape, fill, kind)
     return call.cast(value, kind)
 
 
-def _widest(*values) -> str:
+def _widest(*values: relax.Expr) -> str:
     kinds = [wide_dtype(dtype(tensor)) for tensor in values if tensor is not None]
     return "float64" if "float64" in kinds else kinds[0]
 
 
 @converts(NORM, "layer_norm.default", "native_layer_norm.default")
-def _layer_norm(call, data, normalized_shape, weight, bias, eps, cudnn_enable=True):
+def _layer_norm(
+    call: Call,
+    data: relax.Expr,
+    normalized_shape: Sequence,
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    eps: float,
+    cudnn_enable: bool = True,
+) -> relax.Expr | tuple:
     kind = _widest(data, weight, bias)
     rank, count = data.ty.ndim, len(normalized_shape)
     axes = list(range(rank - count, rank))
@@ -41,7 +53,9 @@ def _layer_norm(call, data, normalized_shape, weight, bias, eps, cudnn_enable=Tr
     return result, *_statistics(call, inner, axes, eps, None)
 
 
-def _statistics(call, data, axes, epsilon: float, shape) -> tuple:
+def _statistics(
+    call: Call, data: relax.Expr, axes: Sequence[int], epsilon: float, shape: Sequence | None
+) -> tuple:
     """Return the mean and the reciprocal standard deviation, if another node takes them."""
     if not call.uses(1) and not call.uses(2):
         return None, None
@@ -63,8 +77,17 @@ def dtype_of_type(kind: relax.TensorType) -> str:
 
 
 @converts(NORM, "group_norm.default", "native_group_norm.default")
-def _group_norm(call, data, weight, bias, eps, num_groups=None, group=None, **_):
-    groups = num_groups or group
+def _group_norm(
+    call: Call,
+    data: relax.Expr,
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    eps: float,
+    num_groups: int | None = None,
+    group: int | None = None,
+    **_: object,
+) -> relax.Expr | tuple:
+    groups: Any = num_groups or group
     kind = _widest(data, weight, bias)
     inner = call.cast(data, kind)
     shape = extents_of(data)
@@ -88,7 +111,9 @@ def _group_norm(call, data, weight, bias, eps, num_groups=None, group=None, **_)
 
 
 @converts(NORM, "rms_norm.default")
-def _rms_norm(call, data, normalized_shape, weight, eps):
+def _rms_norm(
+    call: Call, data: relax.Expr, normalized_shape: Sequence, weight: relax.Expr | None, eps: float
+) -> relax.Expr:
     kind = wide_dtype(dtype(data))
     rank, count = data.ty.ndim, len(normalized_shape)
     if eps is None:

@@ -4,42 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
 from ....op import stop_gradient
-from ._call import converts, dtype, extents_of, scalar, static, wide_dtype
-from ._support import Refused
+from ._call import Call, converts, dtype, extents_of, scalar, static, wide_dtype
+from ._support import Converter, Refused
 from .conv import repeated
 from .reduction import place_of_extreme
 
-POOL: dict[str, Callable] = {}
+POOL: dict[str, Converter] = {}
 
 _op = relax.op
 
 
-def _batched(call, data, rank: int) -> relax.Expr:
+def _batched(call: Call, data: relax.Expr, rank: int) -> relax.Expr:
     """Return the operand with a batch dimension."""
     return data if data.ty.ndim == rank + 2 else call.reshape(data, [1, *extents_of(data)])
 
 
-def _unbatched(call, result) -> relax.Expr:
+def _unbatched(call: Call, result: relax.Expr) -> relax.Expr:
     result = call.emit(result)
     return result if result.ty.ndim == len(call.shape) else call.reshape(result, call.shape)
 
 
 def _avg_pool(rank: int) -> Callable:
     def convert(
-        call,
-        data,
-        kernel_size,
-        stride,
-        padding,
-        ceil_mode,
-        count_include_pad,
-        divisor_override=None,
-    ):
+        call: Call,
+        data: relax.Expr,
+        kernel_size: list[int],
+        stride: list[int],
+        padding: list[int],
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None = None,
+    ) -> relax.Expr:
         call.require_windows(data, rank)
         kernel, padding = repeated(kernel_size, rank), repeated(padding, rank)
         stride = repeated(stride, rank) if stride else kernel
@@ -65,7 +66,15 @@ def _avg_pool(rank: int) -> Callable:
 
 
 def _max_pool(rank: int) -> Callable:
-    def convert(call, data, kernel_size, stride, padding, dilation, ceil_mode):
+    def convert(
+        call: Call,
+        data: relax.Expr,
+        kernel_size: list[int],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        ceil_mode: bool,
+    ) -> relax.Expr | tuple[relax.Expr, relax.Expr]:
         call.require_windows(data, rank)
         kernel = repeated(kernel_size, rank)
         padding, dilation = repeated(padding, rank), repeated(dilation, rank)
@@ -91,7 +100,7 @@ def _max_pool(rank: int) -> Callable:
 
 
 def _adaptive_avg_pool(rank: int) -> Callable:
-    def convert(call, data, output_size):
+    def convert(call: Call, data: relax.Expr, output_size: list[int]) -> relax.Expr:
         kind = dtype(data)
         data = call.cast(_batched(call, data, rank), wide_dtype(kind))
         sizes = call.shape[-rank:]
@@ -106,10 +115,14 @@ def _adaptive_avg_pool(rank: int) -> Callable:
 
 
 def _adaptive_max_pool(rank: int) -> Callable:
-    def convert(call, data, output_size):
+    def convert(
+        call: Call, data: relax.Expr, output_size: list[int]
+    ) -> tuple[relax.Expr, relax.Expr | None]:
         """Take the maxima of windows that have two extents along each axis."""
         places = []
         sizes = zip(static(extents_of(data)[-rank:]), static(call.shape[-rank:]), strict=True)
+        extent: Any
+        size: Any
         for extent, size in sizes:
             begins = np.arange(size) * extent // size
             ends = -((-np.arange(1, size + 1) * extent) // size)
@@ -120,7 +133,14 @@ def _adaptive_max_pool(rank: int) -> Callable:
     return convert
 
 
-def _window_places(extent, size, kernel, stride, padding, dilation) -> np.ndarray:
+def _window_places(
+    extent: int | tirx.Expr,
+    size: int | tirx.Expr,
+    kernel: int,
+    stride: int,
+    padding: int,
+    dilation: int,
+) -> np.ndarray:
     """Return the elements of each window of an axis; those beyond the bounds are the first one
     within."""
     inside = np.arange(size)[:, None] * stride - padding + np.arange(kernel) * dilation
@@ -129,7 +149,9 @@ def _window_places(extent, size, kernel, stride, padding, dilation) -> np.ndarra
     return np.where(valid, inside, first)
 
 
-def _maxima(call, data, places: list[np.ndarray]) -> tuple[relax.Expr, relax.Expr | None]:
+def _maxima(
+    call: Call, data: relax.Expr, places: list[np.ndarray]
+) -> tuple[relax.Expr, relax.Expr | None]:
     """Gather the windows, whose elements are given for each axis, and take each one's first maximum
     and its index."""
     rank, sizes = len(places), [len(bounds) for bounds in places]
@@ -156,7 +178,14 @@ def _maxima(call, data, places: list[np.ndarray]) -> tuple[relax.Expr, relax.Exp
 
 
 @converts(POOL, "max_unpool2d.default", "max_unpool3d.default")
-def _max_unpool(call, data, indices, output_size, stride=None, padding=None):
+def _max_unpool(
+    call: Call,
+    data: relax.Expr,
+    indices: relax.Expr,
+    output_size: list[int],
+    stride: list[int] | None = None,
+    padding: list[int] | None = None,
+) -> relax.Expr:
     """Of windows that overlap, each has the whole gradient of the element that they have in
     common."""
     shape, rank = call.shape, len(output_size)

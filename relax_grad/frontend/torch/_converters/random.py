@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from torch import fx
 from tvm import relax, tirx
@@ -16,7 +17,7 @@ from tvm import relax, tirx
 from ....ir.compat import dtype_of
 from ....op import stop_gradient
 from ... import random
-from ._support import Refused
+from ._support import Importer, Refused
 
 #: The largest integers that ``Tensor.random_`` draws into floating-point tensors, which hold all
 #: integers up to them.
@@ -26,7 +27,7 @@ _MOST = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
 _ALPHA = 1.7580993408473766
 
 
-def _arguments(importer, node: fx.Node) -> dict:
+def _arguments(importer: Importer, node: fx.Node) -> dict:
     """Return the arguments by name, the omitted ones with their defaults."""
     schema = node.target._schema.arguments
     arguments = {argument.name: argument.default_value for argument in schema}
@@ -40,14 +41,14 @@ def _arguments(importer, node: fx.Node) -> dict:
     return arguments
 
 
-def _type(importer, node: fx.Node) -> tuple[list, str]:
+def _type(importer: Importer, node: fx.Node) -> tuple[list, str]:
     """Return the shape and the dtype of the first result."""
     value = node.meta["val"]
     kind = importer.type_of(value[0] if isinstance(value, (tuple, list)) else value)
     return list(kind.shape.values), dtype_of(kind)
 
 
-def drawn(importer, function: Callable, *args, **kwargs) -> relax.Expr:
+def drawn(importer: Importer, function: Callable, *args: Any, **kwargs: Any) -> relax.Expr:
     """Draw with the next stream: ``function(bb, seed, stream, *args, **kwargs)``."""
     if importer.level:
         raise Refused(
@@ -57,11 +58,13 @@ def drawn(importer, function: Callable, *args, **kwargs) -> relax.Expr:
     return function(importer.block_builder, importer.seed, importer.stream(), *args, **kwargs)
 
 
-def _as(importer, value: relax.Expr, dtype: str) -> relax.Expr:
+def _as(importer: Importer, value: relax.Expr, dtype: str) -> relax.Expr:
     return value if dtype_of(value.ty) == dtype else importer.emit(relax.op.astype(value, dtype))
 
 
-def _scaled(importer, value: relax.Expr, factor: float, offset: float = 0.0) -> relax.Expr:
+def _scaled(
+    importer: Importer, value: relax.Expr, factor: float, offset: float = 0.0
+) -> relax.Expr:
     """Return ``value * factor + offset``."""
     dtype = dtype_of(value.ty)
     if factor != 1.0:
@@ -74,21 +77,21 @@ def _scaled(importer, value: relax.Expr, factor: float, offset: float = 0.0) -> 
 # Dropout
 
 
-def _dropout(importer, node: fx.Node) -> relax.Expr:
+def _dropout(importer: Importer, node: fx.Node) -> relax.Expr:
     data, rate, train = (_arguments(importer, node)[name] for name in ("input", "p", "train"))
     if not train or rate == 0.0:
         return data
     return drawn(importer, random.dropout, data, rate)[0]
 
 
-def _native_dropout(importer, node: fx.Node) -> tuple:
+def _native_dropout(importer: Importer, node: fx.Node) -> tuple:
     data, rate, train = (_arguments(importer, node)[name] for name in ("input", "p", "train"))
     if train is False:
         return data, importer.emit(relax.op.ones(data.ty.shape, "bool"))
     return drawn(importer, random.dropout, data, rate)
 
 
-def _feature_dropout(importer, node: fx.Node) -> relax.Expr:
+def _feature_dropout(importer: Importer, node: fx.Node) -> relax.Expr:
     data, rate, train = (_arguments(importer, node)[name] for name in ("input", "p", "train"))
     if not train or rate == 0.0:
         return data
@@ -103,15 +106,15 @@ def _of_features(data: relax.Expr) -> list:
     return [*extents[:2], *(1 for _ in extents[2:])]
 
 
-def _alpha_dropout(importer, node: fx.Node) -> relax.Expr:
+def _alpha_dropout(importer: Importer, node: fx.Node) -> relax.Expr:
     return _alpha(importer, node, lambda data: list(data.ty.shape.values))
 
 
-def _feature_alpha_dropout(importer, node: fx.Node) -> relax.Expr:
+def _feature_alpha_dropout(importer: Importer, node: fx.Node) -> relax.Expr:
     return _alpha(importer, node, _of_features)
 
 
-def _alpha(importer, node: fx.Node, noise_shape: Callable) -> relax.Expr:
+def _alpha(importer: Importer, node: fx.Node, noise_shape: Callable) -> relax.Expr:
     """Set dropped elements to a negative value, and keep mean and variance by an affine
     function."""
     data, rate, train = (_arguments(importer, node)[name] for name in ("input", "p", "train"))
@@ -126,7 +129,7 @@ def _alpha(importer, node: fx.Node, noise_shape: Callable) -> relax.Expr:
     return importer.emit(relax.op.where(mask, kept, relax.const(dropped, dtype_of(data.ty))))
 
 
-def _rrelu(importer, node: fx.Node) -> tuple:
+def _rrelu(importer: Importer, node: fx.Node) -> tuple:
     """Multiply negative elements by uniform numbers; return the result and the factors of all
     elements."""
     arguments = _arguments(importer, node)
@@ -146,7 +149,7 @@ def _rrelu(importer, node: fx.Node) -> tuple:
 # Bernoulli
 
 
-def _bernoulli(importer, node: fx.Node) -> relax.Expr:
+def _bernoulli(importer: Importer, node: fx.Node) -> relax.Expr:
     arguments = _arguments(importer, node)
     shape, dtype = _type(importer, node)
     probability = arguments["p"] if "p" in arguments else arguments["self"]
@@ -156,24 +159,24 @@ def _bernoulli(importer, node: fx.Node) -> relax.Expr:
 # Continuous distributions
 
 
-def _rand(importer, node: fx.Node) -> relax.Expr:
+def _rand(importer: Importer, node: fx.Node) -> relax.Expr:
     _arguments(importer, node)
     return drawn(importer, random.uniform, *_type(importer, node))
 
 
-def _uniform(importer, node: fx.Node) -> relax.Expr:
+def _uniform(importer: Importer, node: fx.Node) -> relax.Expr:
     arguments = _arguments(importer, node)
     return drawn(
         importer, random.uniform, *_type(importer, node), arguments["from"], arguments["to"]
     )
 
 
-def _randn(importer, node: fx.Node) -> relax.Expr:
+def _randn(importer: Importer, node: fx.Node) -> relax.Expr:
     _arguments(importer, node)
     return drawn(importer, random.normal, *_type(importer, node))
 
 
-def _normal(importer, node: fx.Node) -> relax.Expr:
+def _normal(importer: Importer, node: fx.Node) -> relax.Expr:
     """Each of mean and deviation is a number or a tensor."""
     arguments = _arguments(importer, node)
     shape, dtype = _type(importer, node)
@@ -188,12 +191,12 @@ def _normal(importer, node: fx.Node) -> relax.Expr:
     return result
 
 
-def _exponential(importer, node: fx.Node) -> relax.Expr:
+def _exponential(importer: Importer, node: fx.Node) -> relax.Expr:
     rate = _arguments(importer, node)["lambd"]
     return drawn(importer, random.exponential, *_type(importer, node), rate)
 
 
-def _log_normal(importer, node: fx.Node) -> relax.Expr:
+def _log_normal(importer: Importer, node: fx.Node) -> relax.Expr:
     arguments = _arguments(importer, node)
     shape, dtype = _type(importer, node)
     result = drawn(importer, random.normal, shape, _wide(dtype))
@@ -203,7 +206,7 @@ def _log_normal(importer, node: fx.Node) -> relax.Expr:
     return _as(importer, result, dtype)
 
 
-def _cauchy(importer, node: fx.Node) -> relax.Expr:
+def _cauchy(importer: Importer, node: fx.Node) -> relax.Expr:
     """The tangent of a uniform angle; 0.5 is the angle of the median."""
     arguments = _arguments(importer, node)
     shape, dtype = _type(importer, node)
@@ -212,7 +215,7 @@ def _cauchy(importer, node: fx.Node) -> relax.Expr:
     return _as(importer, _scaled(importer, result, arguments["sigma"], arguments["median"]), dtype)
 
 
-def _geometric(importer, node: fx.Node) -> relax.Expr:
+def _geometric(importer: Importer, node: fx.Node) -> relax.Expr:
     """The number of trials up to the first success."""
     probability = _arguments(importer, node)["p"]
     shape, dtype = _type(importer, node)
@@ -227,19 +230,19 @@ def _wide(dtype: str) -> str:
 # Integers
 
 
-def _randint(importer, node: fx.Node) -> relax.Expr:
+def _randint(importer: Importer, node: fx.Node) -> relax.Expr:
     arguments = _arguments(importer, node)
     return _integers(importer, node, arguments.get("low", 0), arguments["high"])
 
 
-def _random(importer, node: fx.Node) -> relax.Expr:
+def _random(importer: Importer, node: fx.Node) -> relax.Expr:
     """``Tensor.random_``: without an upper bound, up to the largest number of the dtype."""
     arguments = _arguments(importer, node)
     low, high = arguments.get("from") or 0, arguments.get("to")
     return _integers(importer, node, low, high)
 
 
-def _integers(importer, node: fx.Node, low: int, high: int | None) -> relax.Expr:
+def _integers(importer: Importer, node: fx.Node, low: int, high: int | None) -> relax.Expr:
     shape, dtype = _type(importer, node)
     if high is None:
         most = _MOST[dtype] if "float" in dtype else int(tirx.max_value(dtype))
@@ -247,7 +250,7 @@ def _integers(importer, node: fx.Node, low: int, high: int | None) -> relax.Expr
     return drawn(importer, random.randint, low, high, shape, dtype)
 
 
-def _randperm(importer, node: fx.Node) -> relax.Expr:
+def _randperm(importer: Importer, node: fx.Node) -> relax.Expr:
     """The order of random keys of 63 bits. Two keys are equal with a probability of about n * n /
     2**64."""
     _arguments(importer, node)
@@ -257,7 +260,7 @@ def _randperm(importer, node: fx.Node) -> relax.Expr:
 
 
 def _refused(reason: str) -> Callable:
-    def convert(importer, node: fx.Node):
+    def convert(importer: Importer, node: fx.Node) -> None:
         raise Refused(reason)
 
     return convert

@@ -9,12 +9,13 @@ from torch import fx
 from tvm import relax
 
 from ....op import recurrent
+from ._support import Importer
 
 
 def _converter(name: str, count: int) -> Callable:
     """Return the converter of an operator of the trace with a number of results."""
 
-    def convert(importer, node: fx.Node):
+    def convert(importer: Importer, node: fx.Node) -> relax.Expr | tuple[relax.Expr, relax.Expr]:
         result = importer.emit(getattr(recurrent, name)(*importer.args(node)))
         if isinstance(result.ty, relax.TensorType):
             return result

@@ -13,6 +13,7 @@ from ....op import stop_gradient
 from ... import extremes
 from ...extremes import exact_extreme, log_sum_exp
 from ._call import (
+    Call,
     axes_of,
     axis_of,
     converts,
@@ -23,15 +24,17 @@ from ._call import (
     static,
     wide_dtype,
 )
-from ._support import Refused
+from ._support import Converter, Refused
 from .manipulate import sliced
 
-REDUCTION: dict[str, Callable] = {}
+REDUCTION: dict[str, Converter] = {}
 
 _op = relax.op
 
 
-def _reduced(call, function: Callable, data, dims, keepdim: bool) -> relax.Expr:
+def _reduced(
+    call: Call, function: Callable, data: relax.Expr, dims: int | list[int] | None, keepdim: bool
+) -> relax.Expr:
     """Reduce dimensions; a scalar stays as it is."""
     rank = data.ty.ndim
     if not rank:
@@ -39,35 +42,55 @@ def _reduced(call, function: Callable, data, dims, keepdim: bool) -> relax.Expr:
     return call.emit(function(data, axes_of(dims, rank), keepdim))
 
 
-def _require_some(call, data, dims) -> None:
+def _require_some(call: Call, data: relax.Expr, dims: int | list[int] | None) -> None:
     shape = extents_of(data)
     call.require_some(shape[axis] for axis in axes_of(dims, len(shape)))
 
 
-def _dims(dim) -> list | None:
+def _dims(dim: int | list[int] | None) -> list | None:
     return [dim] if isinstance(dim, int) else dim
 
 
 @converts(REDUCTION, "sum.default", "sum.dim_IntList")
-def _sum(call, data, dim=None, keepdim=False, dtype=None):
+def _sum(
+    call: Call,
+    data: relax.Expr,
+    dim: list[int] | None = None,
+    keepdim: bool = False,
+    dtype: str | None = None,
+) -> relax.Expr:
     data = call.cast(data, call.dtype)
     return _reduced(call, _op.sum, data, dim, keepdim)
 
 
 @converts(REDUCTION, "mean.default", "mean.dim")
-def _mean(call, data, dim=None, keepdim=False, dtype=None):
+def _mean(
+    call: Call,
+    data: relax.Expr,
+    dim: list[int] | None = None,
+    keepdim: bool = False,
+    dtype: str | None = None,
+) -> relax.Expr:
     data = call.cast(data, wide_dtype(call.dtype))
     return call.cast(_reduced(call, _op.mean, data, dim, keepdim), call.dtype)
 
 
 @converts(REDUCTION, "prod.default", "prod.dim_int")
-def _prod(call, data, dim=None, keepdim=False, dtype=None):
+def _prod(
+    call: Call,
+    data: relax.Expr,
+    dim: int | list[int] | None = None,
+    keepdim: bool = False,
+    dtype: str | None = None,
+) -> relax.Expr:
     data = call.cast(data, call.dtype)
     return _reduced(call, _op.prod, data, _dims(dim), keepdim)
 
 
 @converts(REDUCTION, "amax.default", "amin.default", "max.default", "min.default")
-def _extreme(call, data, dim=None, keepdim=False):
+def _extreme(
+    call: Call, data: relax.Expr, dim: int | list[int] | None = None, keepdim: bool = False
+) -> relax.Expr:
     """Equal extremes share the gradient."""
     function = _op.max if "max" in call.node.target.__name__ else _op.min
     kind = dtype(data)
@@ -84,7 +107,9 @@ def _extreme(call, data, dim=None, keepdim=False):
 
 
 @converts(REDUCTION, "any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
-def _any(call, data, dim=None, keepdim=False):
+def _any(
+    call: Call, data: relax.Expr, dim: int | list[int] | None = None, keepdim: bool = False
+) -> relax.Expr:
     function = _op.max if "any" in call.node.target.__name__ else _op.min
     data = call.cast(call.cast(data, "bool"), "int8")
     found = call.emit(_reduced(call, function, data, _dims(dim), keepdim))
@@ -92,14 +117,16 @@ def _any(call, data, dim=None, keepdim=False):
     return call.cast(call.emit(_op.greater(found, scalar(0, "int8"))), call.dtype)
 
 
-def place_of_extreme(call, data, axis: int, largest: bool) -> relax.Expr:
+def place_of_extreme(call: Call, data: relax.Expr, axis: int, largest: bool) -> relax.Expr:
     """Return the first place of the extreme of an axis, which is kept; NaN counts as extreme."""
     data = call.cast(data, "int8") if dtype(data) == "bool" else data
     return extremes.place_of_extreme(call.emit, data, axis, largest)
 
 
 @converts(REDUCTION, "max.dim", "min.dim")
-def _extreme_and_place(call, data, dim, keepdim):
+def _extreme_and_place(
+    call: Call, data: relax.Expr, dim: int, keepdim: bool
+) -> tuple[relax.Expr, relax.Expr]:
     """The first extreme has the whole gradient."""
     largest = call.node.target.__name__ == "max.dim"
     if not data.ty.ndim:
@@ -110,7 +137,7 @@ def _extreme_and_place(call, data, dim, keepdim):
     return _gathered(call, data, place, axis, keepdim)
 
 
-def _gathered(call, data, place, axis: int, keepdim: bool) -> tuple:
+def _gathered(call: Call, data: relax.Expr, place: relax.Expr, axis: int, keepdim: bool) -> tuple:
     kind = dtype(data)
     inner = call.cast(data, "int8") if kind == "bool" else data
     value = call.cast(call.emit(_op.gather_elements(inner, place, axis)), kind)
@@ -120,7 +147,7 @@ def _gathered(call, data, place, axis: int, keepdim: bool) -> tuple:
 
 
 @converts(REDUCTION, "argmax.default", "argmin.default")
-def _argmax(call, data, dim, keepdim):
+def _argmax(call: Call, data: relax.Expr, dim: int, keepdim: bool) -> relax.Expr:
     shape = call.shape
     if not data.ty.ndim:
         return _op.zeros([], "int64")
@@ -132,7 +159,13 @@ def _argmax(call, data, dim, keepdim):
     return _op.reshape(place, shape)
 
 
-def _variance(call, data, dim, correction, keepdim) -> relax.Expr:
+def _variance(
+    call: Call,
+    data: relax.Expr,
+    dim: int | list[int] | None,
+    correction: float | None,
+    keepdim: bool,
+) -> relax.Expr:
     correction = 1 if correction is None else correction
     rank, kind = data.ty.ndim, dtype(data)
     if not rank:
@@ -150,21 +183,41 @@ def _variance(call, data, dim, correction, keepdim) -> relax.Expr:
 
 
 @converts(REDUCTION, "var.correction", "var.dim", "var.default")
-def _var(call, data, dim=None, correction=None, keepdim=False, unbiased=None):
+def _var(
+    call: Call,
+    data: relax.Expr,
+    dim: list[int] | None = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+    unbiased: bool | None = None,
+) -> relax.Expr:
     correction = correction if unbiased is None else int(unbiased)
     variance = _variance(call, call.cast(data, wide_dtype(dtype(data))), dim, correction, keepdim)
     return call.cast(variance, call.dtype)
 
 
 @converts(REDUCTION, "std.correction", "std.dim", "std.default")
-def _std(call, data, dim=None, correction=None, keepdim=False, unbiased=None):
+def _std(
+    call: Call,
+    data: relax.Expr,
+    dim: int | list[int] | None = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+    unbiased: bool | None = None,
+) -> relax.Expr:
     correction = correction if unbiased is None else int(unbiased)
     variance = _variance(call, call.cast(data, wide_dtype(dtype(data))), dim, correction, keepdim)
     return call.cast(safe_sqrt(call, variance), call.dtype)
 
 
 @converts(REDUCTION, "var_mean.correction")
-def _var_mean(call, data, dim, correction, keepdim):
+def _var_mean(
+    call: Call,
+    data: relax.Expr,
+    dim: int | list[int] | None,
+    correction: float | None,
+    keepdim: bool,
+) -> tuple:
     inner = call.cast(data, wide_dtype(dtype(data)))
     variance = _variance(call, inner, dim, correction, keepdim)
     mean = _reduced(call, _op.mean, inner, dim, keepdim)
@@ -172,17 +225,19 @@ def _var_mean(call, data, dim, correction, keepdim):
 
 
 @converts(REDUCTION, "linalg_vector_norm.default")
-def _vector_norm(call, data, ord, dim, keepdim, dtype):
+def _vector_norm(
+    call: Call, data: relax.Expr, ord: float, dim: list[int], keepdim: bool, dtype: str | None
+) -> relax.Expr:
     kind = wide_dtype(call.dtype)
     data = call.cast(data, kind)
     return call.cast(norm(call, data, float(ord), dim, keepdim), call.dtype)
 
 
-def norm(call, data, order: float, dims, keepdim: bool) -> relax.Expr:
+def norm(call: Call, data: relax.Expr, order: float, dims: list[int], keepdim: bool) -> relax.Expr:
     """Return the norm of any order; its gradient is zero at zero."""
     kind = dtype(data)
 
-    def reduced(function, value):
+    def reduced(function: Callable, value: relax.Expr) -> relax.Expr:
         return _reduced(call, function, call.emit(value), dims, keepdim)
 
     zero = scalar(0, kind)
@@ -210,7 +265,7 @@ def norm(call, data, order: float, dims, keepdim: bool) -> relax.Expr:
 
 
 @converts(REDUCTION, "cumsum.default", "cumprod.default")
-def _scan(call, data, dim, dtype=None):
+def _scan(call: Call, data: relax.Expr, dim: int, dtype: str | None = None) -> relax.Expr:
     data = call.cast(data, call.dtype)
     if not data.ty.ndim:
         return data
@@ -219,7 +274,7 @@ def _scan(call, data, dim, dtype=None):
 
 
 @converts(REDUCTION, "logcumsumexp.default")
-def _logcumsumexp(call, data, dim):
+def _logcumsumexp(call: Call, data: relax.Expr, dim: int) -> relax.Expr:
     """Each step joins an element with the one twice as far before it as in the step before.
 
     A common base for the whole axis would lose elements far below it.
@@ -240,7 +295,7 @@ def _logcumsumexp(call, data, dim):
 
 
 @converts(REDUCTION, "cummax.default", "cummin.default")
-def _cumulative_extreme(call, data, dim):
+def _cumulative_extreme(call: Call, data: relax.Expr, dim: int) -> tuple[relax.Expr, relax.Expr]:
     """Find the places by steps that double, as in logcumsumexp. The last one of equal elements
     counts, and so does NaN."""
     if not data.ty.ndim:
@@ -257,7 +312,7 @@ def _cumulative_extreme(call, data, dim):
     step = 1
     while step < extent:
 
-        def shifted(value, by=step):
+        def shifted(value: relax.Expr, by: int = step) -> relax.Expr:
             first, rest = (
                 sliced(call, value, axis, 0, by),
                 sliced(call, value, axis, 0, extent - by),
@@ -277,7 +332,9 @@ def _cumulative_extreme(call, data, dim):
 
 
 @converts(REDUCTION, "logsumexp.default")
-def _logsumexp(call, data, dim, keepdim):
+def _logsumexp(
+    call: Call, data: relax.Expr, dim: int | list[int] | None, keepdim: bool
+) -> relax.Expr:
     """An axis of equal infinities has its own value."""
     kind = call.dtype
     data = call.cast(data, wide_dtype(kind))
@@ -289,7 +346,7 @@ def _logsumexp(call, data, dim, keepdim):
 
 
 @converts(REDUCTION, "dist.default")
-def _dist(call, data, other, p=2):
+def _dist(call: Call, data: relax.Expr, other: relax.Expr, p: float = 2) -> relax.Expr:
     difference = call.emit(_op.subtract(data, other))
     kind = dtype(difference)
     inner = call.cast(difference, wide_dtype(kind))

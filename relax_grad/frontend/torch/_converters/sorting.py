@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
 from ....op import stop_gradient
 from ...extremes import is_nan, sort_key
-from ._call import axis_of, converts, dtype, extents_of, scalar, static, wide_dtype
-from ._support import Refused
+from ._call import Call, axis_of, converts, dtype, extents_of, scalar, static, wide_dtype
+from ._support import Converter, Refused
 from .manipulate import sliced
 
-SORTING: dict[str, Callable] = {}
+SORTING: dict[str, Converter] = {}
 
 _op = relax.op
 
 
-def _order(call, data, axis: int, descending: bool) -> relax.Expr:
+def _order(call: Call, data: relax.Expr, axis: int, descending: bool) -> relax.Expr:
     data = call.cast(data, "int8") if dtype(data) == "bool" else data
     if "float" in dtype(data):
         # TVM's sort needs numbers that have an order, and sorts bfloat16 as integers.
@@ -27,14 +27,20 @@ def _order(call, data, axis: int, descending: bool) -> relax.Expr:
     return call.emit(_op.argsort(data, axis, descending, "int64"))
 
 
-def _taken(call, data, places, axis: int) -> relax.Expr:
+def _taken(call: Call, data: relax.Expr, places: relax.Expr, axis: int) -> relax.Expr:
     kind = dtype(data)
     inner = call.cast(data, "int8") if kind == "bool" else data
     return call.cast(call.emit(_op.gather_elements(inner, places, axis)), kind)
 
 
 @converts(SORTING, "sort.default", "sort.stable")
-def _sort(call, data, dim=-1, descending=False, stable=None):
+def _sort(
+    call: Call,
+    data: relax.Expr,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool | None = None,
+) -> tuple:
     if not data.ty.ndim:
         return data, _op.zeros([], "int64")
     axis = axis_of(dim, data.ty.ndim)
@@ -43,14 +49,22 @@ def _sort(call, data, dim=-1, descending=False, stable=None):
 
 
 @converts(SORTING, "argsort.default", "argsort.stable")
-def _argsort(call, data, dim=-1, descending=False, stable=None):
+def _argsort(
+    call: Call,
+    data: relax.Expr,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool | None = None,
+) -> relax.Expr:
     if not data.ty.ndim:
         return _op.zeros([], "int64")
     return _order(call, data, axis_of(dim, data.ty.ndim), descending)
 
 
 @converts(SORTING, "topk.default")
-def _topk(call, data, k, dim, largest, sorted):
+def _topk(
+    call: Call, data: relax.Expr, k: int | tirx.Expr, dim: int, largest: bool, sorted: bool
+) -> tuple:
     if not data.ty.ndim:
         return data, _op.zeros([], "int64")
     axis = axis_of(dim, data.ty.ndim)
@@ -62,7 +76,13 @@ def _topk(call, data, k, dim, largest, sorted):
     SORTING,
     *("median.default", "median.dim", "nanmedian.default", "nanmedian.dim", "kthvalue.default"),
 )
-def _kth(call, data, k=None, dim=None, keepdim=False):
+def _kth(
+    call: Call,
+    data: relax.Expr,
+    k: int | tirx.Expr | None = None,
+    dim: Any = None,
+    keepdim: bool = False,
+) -> relax.Expr | tuple[relax.Expr, relax.Expr]:
     """The lower of two middle elements is the median."""
     name = call.node.target.__name__
     whole = name in ("median.default", "nanmedian.default")
@@ -91,7 +111,7 @@ def _kth(call, data, k=None, dim=None, keepdim=False):
     return value if whole else (value, call.reshape(place, shape))
 
 
-def _middle_number(call, data, order, axis: int) -> relax.Expr:
+def _middle_number(call: Call, data: relax.Expr, order: relax.Expr, axis: int) -> relax.Expr:
     """Return the places of the lower middle elements without NaN, which are last in the order."""
     wide = call.cast(data, wide_dtype(dtype(data)))
     numbers = call.emit(_op.logical_not(call.emit(_op.isnan(wide))))
@@ -101,7 +121,7 @@ def _middle_number(call, data, order, axis: int) -> relax.Expr:
     return call.emit(_op.gather_elements(order, middle, axis))
 
 
-def _shared(call, data, value) -> relax.Expr:
+def _shared(call: Call, data: relax.Expr, value: relax.Expr) -> relax.Expr:
     """Return the median of all elements, whose gradient equal ones share, and NaN."""
     kind = dtype(data)
     value, fixed = call.emit(stop_gradient(value)), call.emit(stop_gradient(data))
@@ -119,15 +139,15 @@ def _shared(call, data, value) -> relax.Expr:
 
 @converts(SORTING, "bucketize.Tensor", "searchsorted.Tensor")
 def _bucketize(
-    call,
-    data,
-    boundaries=None,
-    out_int32=False,
-    right=False,
-    sorted_sequence=None,
-    side=None,
-    sorter=None,
-):
+    call: Call,
+    data: relax.Expr,
+    boundaries: relax.Expr = None,
+    out_int32: bool = False,
+    right: bool = False,
+    sorted_sequence: relax.Expr | None = None,
+    side: str | None = None,
+    sorter: relax.Expr | None = None,
+) -> relax.Expr:
     """Count the boundaries below each value."""
     if sorter is not None:
         raise Refused("a sorter has no form in Relax; sort the boundaries")
@@ -148,7 +168,7 @@ def _bucketize(
 
 
 @converts(SORTING, "histc.default")
-def _histc(call, data, bins, min, max):
+def _histc(call: Call, data: relax.Expr, bins: int, min: float, max: float) -> relax.Expr:
     """Elements beyond the bounds do not count; equal bounds are the data's own."""
     kind = dtype(data)
     flat = stop_gradient(call.reshape(data, [math.prod(static(extents_of(data)))]))

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from tvm import relax
 
 from ._call import Call, converts, dtype, scalar, wide_dtype
+from ._support import Converter
 from .elementwise import log1p
 
-SPECIAL: dict[str, Callable] = {}
+SPECIAL: dict[str, Converter] = {}
 
 _op = relax.op
 
@@ -28,7 +29,7 @@ _KIND = "float64"
 class _Argument:
     """An argument, and the positive number whose value the reflection formula gives its own."""
 
-    def __init__(self, call: Call, data):
+    def __init__(self, call: Call, data: relax.Expr):
         self.call = call
         self.data = call.cast(data, _KIND)
         one = scalar(1, _KIND)
@@ -43,7 +44,7 @@ class _Argument:
         part = self.chosen(self.reflected, part, scalar(0.5, _KIND))
         self.angle = call.emit(_op.multiply(part, scalar(math.pi, _KIND)))
 
-    def chosen(self, condition, value, other) -> relax.Expr:
+    def chosen(self, condition: relax.Expr, value: relax.Expr, other: relax.Expr) -> relax.Expr:
         return self.call.emit(_op.where(condition, self.call.emit(value), other))
 
     def series(self, term: Callable[[int], float]) -> relax.Expr:
@@ -58,7 +59,7 @@ class _Argument:
 
 
 @converts(SPECIAL, "lgamma.default")
-def _lgamma(call, data):
+def _lgamma(call: Call, data: relax.Expr) -> relax.Expr:
     """Stirling's series, the recurrence below 8, and the reflection below 0, computed in
     float64."""
     x = _Argument(call, data)
@@ -81,7 +82,7 @@ def _lgamma(call, data):
 
 
 @converts(SPECIAL, "digamma.default")
-def _digamma(call, data):
+def _digamma(call: Call, data: relax.Expr) -> relax.Expr:
     """The derivative of :func:`_lgamma`; NaN at the poles, and an infinity of the other sign at a
     zero."""
     x = _Argument(call, data)
@@ -105,7 +106,7 @@ def _digamma(call, data):
 
 
 @converts(SPECIAL, "sinc.default")
-def _sinc(call, data):
+def _sinc(call: Call, data: relax.Expr) -> relax.Expr:
     """The value at zero is one, with the derivatives of the series."""
     kind = dtype(data)
     inner = call.cast(data, call.dtype if kind != call.dtype else wide_dtype(kind))
@@ -122,7 +123,7 @@ def _sinc(call, data):
 
 
 @converts(SPECIAL, "special_entr.default")
-def _entr(call, data):
+def _entr(call: Call, data: relax.Expr) -> relax.Expr:
     """The derivatives at zero are infinite, as a root's are."""
     kind = call.dtype
     data = call.cast(data, wide_dtype(kind))
@@ -138,7 +139,7 @@ def _entr(call, data):
 
 
 @converts(SPECIAL, "xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
-def _xlogy(call, data, other):
+def _xlogy(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
     """Zero times the logarithm of zero is zero, without a gradient."""
     kind = call.dtype
     data, other = (call.cast(call.tensor(x, kind), wide_dtype(kind)) for x in (data, other))
@@ -152,7 +153,7 @@ def _xlogy(call, data, other):
     SPECIAL,
     *("special_xlog1py.default", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar"),
 )
-def _xlog1py(call, data, other):
+def _xlog1py(call: Call, data: relax.Expr, other: relax.Expr) -> relax.Expr:
     """Zero times the logarithm of zero is zero, without a gradient."""
     kind = call.dtype
     data, other = (call.cast(call.tensor(x, kind), wide_dtype(kind)) for x in (data, other))

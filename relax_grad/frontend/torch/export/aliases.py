@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -159,7 +160,7 @@ class Aliases:
             elif node.op == "output":
                 self._read(node)
 
-    def _called(self, module: fx.GraphModule, node: fx.Node):
+    def _called(self, module: fx.GraphModule, node: fx.Node) -> Family | tuple | None:
         """Return the families of the results of a node."""
         inner = self._region(module, node)
         if inner is not None:
@@ -192,7 +193,13 @@ class Aliases:
         source.memory.detached.append(node)
         return Family(source.memory, _NONE, source.value, is_detached=True)
 
-    def _results(self, value, operands: list[Family], node: fx.Node, needs: bool):
+    def _results(
+        self,
+        value: object,
+        operands: list[Family],
+        node: fx.Node,
+        needs: bool,
+    ) -> Family | tuple | None:
         if isinstance(value, (tuple, list)):
             return tuple(self._results(item, operands, node, needs) for item in value)
         if not isinstance(value, torch.Tensor):
@@ -205,7 +212,7 @@ class Aliases:
             views = operands if _may_be_view(node) else []
         return views[0] if views else self._fresh(value, needs)
 
-    def _fresh(self, value, needs: bool):
+    def _fresh(self, value: object, needs: bool) -> Any:
         """Return new families of a value, or the family that has its memory already."""
         if isinstance(value, (tuple, list)):
             return tuple(self._fresh(item, needs) for item in value)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch.export._trace
@@ -17,7 +18,7 @@ _LOGGERS = (
 )
 
 
-def _unprinted(*args, **kwargs) -> None:
+def _unprinted(*args: Any, **kwargs: Any) -> None:
     """Print nothing."""
 
 

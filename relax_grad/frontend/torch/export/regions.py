@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import fx
@@ -155,7 +155,7 @@ def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _insert(graph: fx.Graph, mark, node: fx.Node, chosen) -> None:
+def _insert(graph: fx.Graph, mark: Callable, node: fx.Node, chosen: Callable) -> None:
     """Let the chosen users of a node take its mark."""
     marked = graph.call_function(mark, (node,))
     marked.meta.update(node.meta)

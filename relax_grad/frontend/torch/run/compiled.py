@@ -253,7 +253,7 @@ class Run(torch.autograd.Function):
         return _gradients(ctx, *cotangents)
 
 
-def _gradients(ctx, *cotangents):
+def _gradients(ctx: Any, *cotangents: torch.Tensor) -> tuple:
     functions = ctx.functions
     arguments = list(ctx.saved_tensors)
     if functions.residuals:

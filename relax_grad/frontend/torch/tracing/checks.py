@@ -95,7 +95,9 @@ def multi_margin_loss(
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
-def _adaptive_softmax(module: nn.AdaptiveLogSoftmaxWithLoss, data, target):
+def _adaptive_softmax(
+    module: nn.AdaptiveLogSoftmaxWithLoss, data: torch.Tensor, target: torch.Tensor
+) -> tuple:
     """Return the logarithms of the targets' probabilities and the loss, with the logits of all
     clusters for each row."""
     is_single = target.dim() == 0

@@ -56,7 +56,13 @@ def _padded(targets: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return targets[places.clamp(max=width - 1)]
 
 
-def _losses(log_probs, targets, sizes, counts, blank: int) -> torch.Tensor:
+def _losses(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    sizes: torch.Tensor,
+    counts: torch.Tensor,
+    blank: int,
+) -> torch.Tensor:
     """Return the negative logarithm of the probability of each sequence; a large number for those
     that are impossible."""
     low = _lowest(log_probs.dtype)

@@ -127,7 +127,7 @@ class FunctionCalls:
         ]
         return tuple(new) if isinstance(result, tuple) else new[0]
 
-    def _gradients(self, cls, ctx: _Context, cotangents: list, args: tuple) -> list:
+    def _gradients(self, cls: type, ctx: _Context, cotangents: list, args: tuple) -> list:
         """Return the gradient of each argument, in its shape and dtype, or None."""
         backward = _backward(cls)
         function = backward.__wrapped__ if backward.__code__ is _ONCE else backward
@@ -143,7 +143,7 @@ class FunctionCalls:
             for gradient, argument in zip(gradients, args, strict=False)
         ]
 
-    def _fail(self, cls, error: Exception) -> None:
+    def _fail(self, cls: type, error: Exception) -> None:
         reason = next(iter(str(error).strip().splitlines()), "")
         self._note(
             f"{cls.__name__}.backward",
@@ -171,17 +171,17 @@ def _without_autocast() -> Iterator[None]:
         yield
 
 
-def _backward(cls) -> Any:
+def _backward(cls: Any) -> Any:
     """Return the backward function that a user has written, maybe below ``once_differentiable``."""
     has_vjp = cls.vjp is not torch.autograd.Function.vjp
     return cls.vjp if has_vjp else cls.backward
 
 
-def _is_float(value) -> bool:
+def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _filler(output, materializes: bool) -> torch.Tensor | None:
+def _filler(output: object, materializes: bool) -> torch.Tensor | None:
     """Return the cotangent of an output without a gradient."""
     is_filled = materializes and isinstance(output, torch.Tensor)
     return torch.zeros_like(output) if is_filled else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -86,7 +87,9 @@ def vjp(
     output, *aux = result if has_aux else (result,)
     leaves, spec = pytree.tree_flatten(primals)
 
-    def pulled(*cotangents, retain_graph=True, create_graph=None):
+    def pulled(
+        *cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None
+    ) -> tuple | torch.Tensor:
         grad_outputs = cotangents[0] if len(cotangents) == 1 else cotangents
         with torch.enable_grad():
             gradients = grad(
@@ -123,7 +126,7 @@ def functionalize(function: Callable, *, remove: str = "mutations") -> Callable:
     )
 
 
-def _fresh(value):
+def _fresh(value: Any) -> Any:
     """Return a value with separate tensors, which need a gradient."""
 
     def fresh(tensor: torch.Tensor) -> torch.Tensor:
@@ -135,7 +138,7 @@ def _fresh(value):
     return pytree.tree_map_only(torch.Tensor, fresh, value)
 
 
-def _sequence(value) -> list:
+def _sequence(value: Any) -> list:
     tensors = [value] if isinstance(value, torch.Tensor) else list(value)
     for tensor in tensors:
         if tensor is not None and not isinstance(tensor, torch.Tensor):

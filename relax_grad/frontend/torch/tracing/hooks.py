@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -72,8 +73,8 @@ def watching_hooks(module: nn.Module, note: Callable[[str, str, str], None]) -> 
     tables += [(getattr(_global, f"_global{name}"), "of all modules") for name in _FORWARD]
     before = [(table, dict(table)) for table, _ in tables]
 
-    def watched(hook: Callable, owner: str):
-        def run(module, *args, **kwargs):
+    def watched(hook: Callable, owner: str) -> Callable:
+        def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
             state = _state(module, [*operands, *tensors])
             result = hook(module, *args, **kwargs)
@@ -102,7 +103,7 @@ def watching_hooks(module: nn.Module, note: Callable[[str, str, str], None]) -> 
                     table[key] = hook
 
 
-def _is_tensor(value) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._decomp import decompositions
@@ -68,7 +69,7 @@ class PackedSequences:
             return lambda *_: lengths.batch  # of the batch sizes
         if name in _RECURRENT and id(args[1]) in self._masked:
 
-            def layers(data, _, *rest):
+            def layers(data: torch.Tensor, _: object, *rest: Any) -> Any:
                 data, *states = _RECURRENT[name](data, lengths, *rest)
                 return self._marked(data, lengths), *states
 
@@ -81,7 +82,7 @@ class PackedSequences:
             "pack_padded_sequence a list of numbers"
         )
 
-    def _stand_in(self, data: torch.Tensor, lengths: torch.Tensor, batch_first: bool):
+    def _stand_in(self, data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
         """Return padded sequences instead of packed ones, and a tensor for the batch sizes."""
         data = data.transpose(0, 1) if batch_first else data
         lengths = Lengths(lengths, *data.shape[:2])
@@ -93,7 +94,7 @@ class PackedSequences:
         self._masked[id(tensor)] = tensor, lengths  # the tensor keeps its identity
         return tensor
 
-    def _numbers(self, value) -> list[int] | None:
+    def _numbers(self, value: object) -> list[int] | None:
         packed = self._known.get(id(value))
         return packed[1] if packed else None
 
@@ -101,12 +102,12 @@ class PackedSequences:
         self._known[id(tensor)] = tensor, numbers  # the tensor keeps its identity
         return tensor
 
-    def _sorted(self, function: Callable, numbers: list[int], args, options):
+    def _sorted(self, function: Callable, numbers: list[int], args: tuple, options: dict) -> Any:
         packed = function(*args, **options)
         self._noted(packed[0], sorted(numbers, reverse=options.get("descending", False)))
         return packed
 
-    def _pack(self, data: torch.Tensor, lengths: list[int], batch_first: bool):
+    def _pack(self, data: torch.Tensor, lengths: list[int], batch_first: bool) -> Any:
         """Return the valid elements, time by time, and their number at each time."""
         data = data.transpose(0, 1) if batch_first else data
         if any(length < other for length, other in itertools.pairwise(lengths)):
@@ -117,7 +118,9 @@ class PackedSequences:
         packed = torch.cat([data[time, :size] for time, size in enumerate(sizes)])
         return packed, self._noted(torch.tensor(sizes), sizes)
 
-    def _pad(self, data, sizes: list[int], batch_first: bool, value: float, total: int):
+    def _pad(
+        self, data: torch.Tensor, sizes: list[int], batch_first: bool, value: float, total: int
+    ) -> Any:
         """Return the padded sequences and their lengths."""
         rows = [
             torch.nn.functional.pad(
@@ -170,7 +173,9 @@ class Lengths:
         return states.gather(0, places)[0]
 
 
-def _padded(data: torch.Tensor, lengths: Lengths, batch_first: bool, value: float, total: int):
+def _padded(
+    data: torch.Tensor, lengths: Lengths, batch_first: bool, value: float, total: int
+) -> Any:
     """Return padded sequences and their lengths."""
     if total < lengths.total:
         raise NotImplementedError(
@@ -183,7 +188,7 @@ def _padded(data: torch.Tensor, lengths: Lengths, batch_first: bool, value: floa
     return data.transpose(0, 1) if batch_first else data, lengths.value
 
 
-def _are_numbers(value) -> bool:
+def _are_numbers(value: object) -> bool:
     return (
         isinstance(value, (list, tuple))
         and bool(value)

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
@@ -40,7 +41,14 @@ _NETWORKS = {
 }
 
 
-def _lstm_cell(data, hidden, input_weight, weight, input_bias=None, bias=None):
+def _lstm_cell(
+    data: torch.Tensor,
+    hidden: torch.Tensor,
+    input_weight: torch.Tensor,
+    weight: torch.Tensor | None,
+    input_bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> Any:
     products = F.linear(data, input_weight, input_bias)
     return decompositions.lstm_cell(products, *hidden, weight, bias, None, 1)
 
@@ -200,7 +208,15 @@ def _indices(numbers: Iterator[int], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(list(numbers), dtype=torch.int64, device=like.device)
 
 
-def _lstm(steps: Callable, order, data, hidden, params, has_biases, reverse=False):
+def _lstm(
+    steps: Callable,
+    order: _Whole | _Packed | Lengths,
+    data: torch.Tensor,
+    hidden: tuple,
+    params: tuple,
+    has_biases: bool,
+    reverse: bool = False,
+) -> tuple[object, tuple]:
     """Return the hidden states of a layer and the last states; ``steps`` is the layer step by step.
 
     With a projection P, the hidden states are ``m @ P^T``. So the recurrence of m has the weight
@@ -232,7 +248,15 @@ def _lstm(steps: Callable, order, data, hidden, params, has_biases, reverse=Fals
     return order.back(states, reverse), (order.last(states), order.last(cells))
 
 
-def _gru(steps: Callable, order, data, hidden, params, has_biases, reverse=False):
+def _gru(
+    steps: Callable,
+    order: _Whole | _Packed | Lengths,
+    data: torch.Tensor,
+    hidden: torch.Tensor,
+    params: tuple,
+    has_biases: bool,
+    reverse: bool = False,
+) -> tuple:
     size = hidden.shape[-1]
     bias, own = None, hidden.new_zeros(size)
     if has_biases:
@@ -250,8 +274,15 @@ def _gru(steps: Callable, order, data, hidden, params, has_biases, reverse=False
 
 
 def _rnn(
-    steps: Callable, recurrence: Callable, order, data, hidden, params, has_biases, reverse=False
-):
+    steps: Callable,
+    recurrence: Callable,
+    order: _Whole | _Packed | Lengths,
+    data: torch.Tensor,
+    hidden: torch.Tensor,
+    params: tuple,
+    has_biases: bool,
+    reverse: bool = False,
+) -> tuple:
     bias = params[2] + params[3] if has_biases else None
     products, weight = order.steps(F.linear(data, params[0], bias), reverse), params[1]
     if not _of_one_dtype(products, hidden, weight):

@@ -98,7 +98,7 @@ def snapshot(
     return visit(value, _DEPTH)
 
 
-def _first(values) -> list:
+def _first(values: torch.Size) -> list:
     """Return the first elements of a container."""
     return [*values][:ELEMENTS]
 

@@ -11,7 +11,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -57,7 +57,7 @@ def watching_state(
     # changed.
     lines: dict[tuple[int, str], traceback.FrameSummary] = {}
 
-    def get(self, name):
+    def get(self: Any, name: str) -> object:
         if name == "__dict__" and is_users_file(sys._getframe(1).f_code.co_filename):
             for attribute in _GET(self, name):
                 get(self, attribute)
@@ -69,7 +69,7 @@ def watching_state(
                     lines[key, name] = _caller()
         return _GET(self, name)
 
-    def set_(self, name, value):
+    def set_(self: Any, name: str, value: object) -> None:
         key = id(_GET(self, "__dict__"))
         if (key, name) not in read:
             written.add((key, name))
@@ -129,12 +129,12 @@ def _unwatched(compile_: Callable) -> Callable:
     """Return ``torch.compile`` whose results run without the notes, which Dynamo refuses as side
     effects of branches."""
 
-    def changed(model: Callable | None = None, **options):
+    def changed(model: Callable | None = None, **options: Any) -> Any:
         if model is None:
             return compile_(**options)
         compiled = compile_(model, **options)
 
-        def run(*args, **kwargs):
+        def run(*args: Any, **kwargs: Any) -> Any:
             get, set_ = vars(nn.Module).get("__getattribute__"), nn.Module.__setattr__
             if get is None:  # within another such function, or after the trace
                 return compiled(*args, **kwargs)

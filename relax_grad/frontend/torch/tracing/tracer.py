@@ -147,7 +147,7 @@ class Tracer(TorchFunctionMode):
             )
         return _called(function, args, kwargs)
 
-    def _at_numbers(self, function: Callable, data: torch.Tensor, index: object, *value: object):
+    def _at_numbers(self, function: Callable, data: torch.Tensor, index: Any, *value: Any) -> Any:
         """Read or write a tensor where an index has an integer in a tensor."""
         found = at_numbers(data, index)
         if found is None:
@@ -222,17 +222,17 @@ class Tracer(TorchFunctionMode):
     def _applied(self) -> Callable:
         return lambda cls, *args, **kwargs: self._apply(cls, args, kwargs)
 
-    def _checkpoint(self, *args, **kwargs) -> Iterator[None]:
+    def _checkpoint(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         with self._section():
             yield
 
-    def _refuse_backward(self, *args, **kwargs) -> None:
+    def _refuse_backward(self, *args: Any, **kwargs: Any) -> None:
         self._note(
             "torch.autograd.backward",
             "it writes to parameter.grad; use torch.autograd.grad within the model",
         )
 
-    def _cond(self, *args, **kwargs):
+    def _cond(self, *args: Any, **kwargs: Any) -> Any:
         """Run ``torch.cond`` out of this mode, which Dynamo would trace with the branches."""
         self.__exit__(None, None, None)
         try:
@@ -245,7 +245,7 @@ class Tracer(TorchFunctionMode):
         """Return the entry of hooks of saved tensors, which notes the user's hooks."""
         packed = saved.__enter__
 
-        def pack(hooks):
+        def pack(hooks: Any) -> Any:
             is_plain = type(hooks).__module__.startswith("torch.") and type(hooks) is not saved
             if self.training and not is_plain:
                 self._note(
@@ -262,18 +262,18 @@ class Tracer(TorchFunctionMode):
         only."""
         tracer = self
 
-        def enter(self):
+        def enter(self: Any) -> None:
             self._gradients = torch.is_grad_enabled()
             torch.set_grad_enabled(self._gradients and not self.mode)
             tracer._inferences += self.mode
 
-        def leave(self, *_):
+        def leave(self: Any, *_: Any) -> None:
             tracer._inferences -= self.mode
             torch.set_grad_enabled(self._gradients)
 
         return enter, leave
 
-    def _apply(self, cls, args, kwargs):
+    def _apply(self, cls: type, args: tuple, kwargs: dict) -> object:
         if cls is torch.utils.checkpoint.CheckpointFunction:
             function, _, *operands = args
             with self._section():
@@ -298,7 +298,7 @@ def _called(function: Callable, args: tuple, kwargs: dict) -> object:
     return result
 
 
-def _user_frames(_, stack: traceback.StackSummary) -> traceback.StackSummary:
+def _user_frames(_: object, stack: traceback.StackSummary) -> traceback.StackSummary:
     """Return the frames of the user's code, of all functions; torch.export keeps only those named
     forward."""
     return traceback.StackSummary.from_list(
@@ -306,7 +306,7 @@ def _user_frames(_, stack: traceback.StackSummary) -> traceback.StackSummary:
     )
 
 
-def _tensors(args, kwargs) -> list[torch.Tensor]:
+def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """Return the tensors among arguments, and in lists of them."""
     tensors = []
     for arg in (*args, *kwargs.values()):
@@ -315,7 +315,7 @@ def _tensors(args, kwargs) -> list[torch.Tensor]:
     return tensors
 
 
-def _name(function) -> str:
+def _name(function: Callable) -> str:
     return f"torch.{getattr(function, '__name__', function)}"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import fx
@@ -49,7 +50,7 @@ class Transforms:
         call."""
         transform = getattr(owner, name)
 
-        def run(function, *args, **kwargs):
+        def run(function: Callable, *args: Any, **kwargs: Any) -> Any:
             if self.are_traced:
                 return transform(function, *args, **kwargs)
             return self._traced(lambda a, k: transform(function, *a, **k), (args, kwargs))
@@ -63,7 +64,7 @@ class Transforms:
         outside of traced transforms."""
         original = getattr(owner, name)
 
-        def run(*args, **kwargs):
+        def run(*args: Any, **kwargs: Any) -> Any:
             return (original if self.are_traced else replacement)(*args, **kwargs)
 
         return owner, name, run
@@ -73,17 +74,19 @@ class Transforms:
         and a function that is the replacement for ``vjp``, and traces ``jacrev``."""
         original = eager_transforms._vjp_with_argnums
 
-        def run(function, *primals, argnums=None, has_aux=False):
+        def run(
+            function: Callable, *primals: Any, argnums: Any = None, has_aux: bool = False
+        ) -> Any:
             if self.are_traced:
                 return original(function, *primals, argnums=argnums, has_aux=has_aux)
             if argnums is None:
                 return replacement(function, *primals, has_aux=has_aux)
 
-            def pulled(cotangents):
+            def pulled(cotangents: Any) -> Any:
                 """Compute the function again, in the trace of the transform of its gradient."""
                 return original(function, *primals, argnums=argnums, has_aux=has_aux)[1](cotangents)
 
-            def traced(cotangents):
+            def traced(cotangents: Any) -> Any:
                 if self.are_traced:
                     return pulled(cotangents)
                 return self._traced(lambda args, _: pulled(*args), ((cotangents,), {}))
@@ -124,7 +127,7 @@ class Transforms:
         tensors, forms = [leaves[i] for i in places], []
         extents = _with_all_extents(tensors)
 
-        def flat(*values):
+        def flat(*values: Any) -> Any:
             new = list(leaves)
             for i, value in zip(places, values, strict=False):
                 new[i] = value
