@@ -49,9 +49,7 @@ class Clamped:
                 self.extents |= {e for e in own if any(_at(e, symbol, n) < 0 for n in small)}
 
 
-def _extents(
-    value: Any,
-) -> Iterator[sympy.Expr]:
+def _extents(value: Any) -> Iterator[sympy.Expr]:
     """Yield the symbolic extents of tensors."""
     for tensor in value if isinstance(value, (list, tuple)) else [value]:
         for extent in tensor.shape if isinstance(tensor, torch.Tensor) else ():
