@@ -32,13 +32,14 @@ from ._arguments import (
     check_shapes,
     check_tied,
 )
-from ._convert import Prepared
 from ._loss import Targets, loss_of, results_of
 from ._selection import chosen, explained, wanted
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
+
+    from ._convert import Prepared
 
 
 @dataclass(frozen=True)
