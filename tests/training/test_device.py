@@ -9,6 +9,7 @@ from compile_cuda import compile_for_cuda
 from tvm import relax, te
 from tvm.relax import op
 
+from relax_grad.ir.module import with_only
 from relax_grad.training import SGD, AdamW, Trainer, _device, train_step
 
 #: A device whose tensors the compiled functions do not take for the host's, and the reverse.
@@ -159,3 +160,17 @@ def test_functions_without_a_schedule_are_named():
     message = "no schedule for sorted_on_host: these functions would run on the host"
     with TARGET, pytest.raises(ValueError, match=message):
         _device._scheduled(TARGET)(bb.get())
+
+
+def test_only_functions_that_are_called_are_compiled():
+    """Each function has a global symbol, for which TVM keeps it."""
+    step = train_step(module(), SGD(), wrt=["0.weight", "b"])
+    assert names_of(step.module) == {"forward", "step"}
+    assert names_of(with_only(step.module, ["forward"])) == {"forward"}
+    assert with_only(step.module, ["step", "forward"]).same_as(step.module)
+    legalized = relax.transform.LegalizeOps()(step.module)
+    assert names_of(with_only(legalized, ["forward"])) == {"forward", "matmul", "add", "tir_tanh"}
+
+
+def names_of(module):
+    return {variable.name_hint for variable in module.get_global_vars()}
