@@ -180,6 +180,7 @@ CPU = Wing(
         "cpu.tiles": "permission for the processor's tiles of bfloat16",
         "cpu.tuning": "the sizes and limits of kernels: a row for each family of processors",
         "cpu.limits": "the fields of these rows, their units and benchmarks",
+        "cpu.squares": "the function that transposes squares for all kernels of a program",
         "cpu.threads": "the number of threads of kernels",
     },
     (414, 754),

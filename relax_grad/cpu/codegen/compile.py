@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import tvm
 import tvm_ffi
@@ -22,6 +20,7 @@ from . import arguments
 from .arguments import Parameter
 from .cache import current
 from .callees import with_callees
+from .common import units, without_definitions
 from .declarations import Declarations
 from .directory import Directory
 from .early import Early
@@ -36,6 +35,8 @@ from .lower import (
     object_file,
     optimizing,
     prefers_short,
+    with_whole_vectors,
+    written,
 )
 from .objects import Embedded, UnsupportedObject, embedded
 from .objects import functions as functions_of
@@ -98,7 +99,8 @@ class CompileFunctions:
         except UnsupportedObject:
             return mod
         checked = _checked(functions.values())
-        library = linked(template, objects, entries, checked)
+        shared_units = units(objects, _template(with_whole_vectors(target)))
+        library = linked(template, [*objects, *shared_units], entries, checked)
         return _without(mod, functions, library)
 
     def _is_left_to_tvm(self, functions: list) -> bool:
@@ -168,10 +170,7 @@ def assembled(library: tvm.runtime.Module, target: tvm.target.Target) -> tvm.run
     template = _template(target)
     if not _is_supported(template):
         return library
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "functions.o")
-        library.write_to_file(str(path))
-        data = path.read_bytes()
+    data = written(library)
     try:
         labels = {name: f"relax_grad_{i}" for i, name in enumerate(functions_of(data, SYMBOL))}
         if not labels:
@@ -350,7 +349,8 @@ class _Compiler:
             name: arguments.parameters(function) is not None for name, function in functions.items()
         }
         defined = {
-            name: self._declarations.defined(function) for name, function in functions.items()
+            name: without_definitions(self._declarations.defined(function))
+            for name, function in functions.items()
         }
         # Code for several functions has no checks.
         scheduled = {

@@ -25,7 +25,7 @@ from .generic import from_tables
 
 #: The revision of the compilation. It changes with each change of the compiled code, also within a
 #: release.
-_REVISION = 12
+_REVISION = 13
 
 #: LLVM's name for the preference of half of the vectors of AVX-512.
 _SHORT = "prefer-256-bit"
@@ -63,7 +63,7 @@ def prefers_short(target: tvm.target.Target) -> bool:
     return bool(codegen.target_has_features(_SHORT, target))
 
 
-def _with_whole_vectors(target: tvm.target.Target) -> tvm.target.Target:
+def with_whole_vectors(target: tvm.target.Target) -> tvm.target.Target:
     """Return a target for whose loops LLVM fills whole vectors.
 
     Only the generation of code knows it: the properties of a CPU depend on the preference.
@@ -115,12 +115,12 @@ def lowered(
         {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
     )
     all_generated = all(map(is_generated, functions.values()))
-    return _lowered(mod, all_generated, checked, _with_whole_vectors(target))
+    return _lowered(mod, all_generated, checked, with_whole_vectors(target))
 
 
 def generated(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
     """Return the module of LLVM of lowered functions, for a target that is its own host."""
-    return tvm.get_global_func("target.build.llvm")(mod, _with_whole_vectors(target))
+    return tvm.get_global_func("target.build.llvm")(mod, with_whole_vectors(target))
 
 
 def object_file(
@@ -130,10 +130,14 @@ def object_file(
     tensors: Mapping[str, int] | None = None,
 ) -> bytes:
     """Compile functions together to an object file; the parameters as for :func:`library`."""
-    compiled = library(functions, target, checked, tensors)
+    return written(library(functions, target, checked, tensors))
+
+
+def written(library: tvm.runtime.Module) -> bytes:
+    """Return the object file of a module of LLVM."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "functions.o")
-        compiled.write_to_file(str(path))
+        library.write_to_file(str(path))
         return path.read_bytes()
 
 

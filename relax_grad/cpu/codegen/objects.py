@@ -103,10 +103,13 @@ class Embedded:
     context : frozenset[str]
         The names of the pointers that the runtime fills in when it loads the module with this
         assembly.
+    external : frozenset[str]
+        The symbols that the assembly refers to and does not define.
     """
 
     assembly: str
     context: frozenset[str]
+    external: frozenset[str] = frozenset()
 
 
 def embedded(data: bytes, entries: Mapping[str, str]) -> Embedded:
@@ -203,6 +206,7 @@ class _Writer:
         self._sections, self._symbols, self._entries = sections, symbols, entries
         self._name = next(iter(entries.values()))
         self._context: set[str] = set()
+        self._external: set[str] = set()
         self._kept = {
             i: section
             for i, section in enumerate(sections)
@@ -225,7 +229,7 @@ class _Writer:
         for section in self._sections:
             if section.type in (_RELA, _REL) and section.info in self._kept:
                 lines += self._relocations(section)
-        return Embedded("\n".join(lines), frozenset(self._context))
+        return Embedded("\n".join(lines), frozenset(self._context), frozenset(self._external))
 
     def _is_startup(self, section: int) -> bool:
         """Tell whether a list of functions to run at loading consists of TVM's function for system
@@ -290,6 +294,8 @@ class _Writer:
             raise UnsupportedObject(f"{symbol.name} is in a section that is not loaded")
         if not re.fullmatch(r"[\w.$]+", symbol.name):
             raise UnsupportedObject(f"{symbol.name!r} cannot be written in assembly")
+        if not symbol.section:
+            self._external.add(symbol.name)
         return f"{symbol.name}{addend:+d}" if addend else symbol.name
 
     def _is_context(self, symbol: _Symbol) -> bool:

@@ -177,6 +177,7 @@ class Blocks:
                 panels,
                 lambda k: base + k * width,
                 scale,
+                strides=(width,),
             )
         return Panels(panels)
 
@@ -259,6 +260,7 @@ class Blocks:
                     extent,
                     target,
                     lambda k: k * pitch + first,
+                    strides=(pitch,),
                 )
             return target, const(0), pitch
         with loop(0, extent) as row:
@@ -304,6 +306,7 @@ class Blocks:
                     buffer,
                     lambda k: start + k * across[0] + row,
                     stored=left,
+                    strides=(across[0],),
                 )
             return
         with loop(0, extent) as row:

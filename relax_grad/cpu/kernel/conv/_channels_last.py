@@ -11,6 +11,7 @@ from ..language.builder import Vectors, bind, const
 from ..language.epilogue import biases_from
 from ..language.extents import Extent
 from ..language.halves import Tensor
+from ..language.turned import turn
 from ._chunks import whole_or_rest
 from .geometry import Windows
 
@@ -126,6 +127,16 @@ def _row(
     buffer, to, pixel = target
     left, right = width.inside
     step, lanes = width.step, vectors.lanes
+    if vectors.has_function(source, buffer):
+        turn(
+            lanes,
+            (source, start, plane),
+            (channels - 1, channels),
+            (right - left - 1) * step + 1,
+            (buffer, to + left * pixel, pixel),
+            every=step,
+        )
+        return
     at_once = -(-lanes // step)
 
     def square(j: tirx.PrimExpr, number: int) -> None:
@@ -220,10 +231,14 @@ def unpack_row(
     target : tuple
         A buffer, the offset in it of the first channel's row, and the stride of the channels.
     columns, channels : int
-        The number of columns and of channels; at most as many channels as lanes.
+        The number of columns and of channels; at most as many channels as lanes. The row has memory
+        for a multiple of ``lanes`` columns.
     """
     (row, begin), (buffer, start, plane) = line, target
     lanes, bias = vectors.lanes, biases_from(buffer, start)
+    if vectors.has_function(row, buffer):
+        vectors.turn_rows((row, begin, lanes), columns, channels, target)
+        return
 
     def square(column: tirx.PrimExpr, number: int) -> None:
         # Columns that do not exist repeat the last one.
@@ -282,10 +297,14 @@ def channels_of_taps(
     source, target : tuple
         A buffer, and the offset of the first element in it.
     taps, channels : int
-        The number of taps and of channels; at most as many channels as lanes.
+        The number of taps and of channels; at most as many channels as lanes. The vectors have
+        memory for a multiple of ``lanes`` taps.
     """
     (plain, begin), (buffer, start) = source, target
     lanes = vectors.lanes
+    if vectors.has_function(plain, buffer):
+        vectors.turn_rows((plain, begin, lanes), taps, channels, (buffer, start, taps))
+        return
     for first in range(0, taps, lanes):
         number = min(lanes, taps - first)
         rows = [

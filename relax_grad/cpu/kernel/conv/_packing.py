@@ -141,40 +141,45 @@ class Packer:
         """
         (weight, base, channel, left), (first, depth), g = source, stretch, self.g
         taps = g.kernel[0] * g.taps
+        is_image, of_tap = g.kernel[0] == 1, depth * self.s.width
         if g.source_major:
             with b.serial(0, depth) as r:
                 at = bind(base + ((first + r) * g.targets + channel) * taps)
                 self._transposed(
-                    weight, at, taps, left, taps, target, lambda tap: place(taps - 1 - tap, r)
+                    (weight, at, taps),
+                    left,
+                    taps,
+                    target,
+                    lambda tap: place(taps - 1 - tap, r),
+                    (const(0) - of_tap,) if is_image else (),
                 )
         else:
             at = bind(base + (channel * self.channels + first) * taps)
             self._transposed(
-                weight,
-                at,
-                self.channels * taps,
+                (weight, at, self.channels * taps),
                 left,
                 depth * taps,
                 target,
                 lambda i: place(i % taps, i // taps),
+                (of_tap, taps, self.s.width) if is_image else (),
             )
 
     def _transposed(
         self,
-        source: Tensor,
-        start: tirx.PrimExpr,
-        step: int,
+        source: tuple[Tensor, tirx.PrimExpr, int],
         left: tirx.PrimExpr,
         extent: Extent,
         target: Tensor,
         place: Callable,
+        strides: tuple[Extent, ...],
     ) -> None:
         """Copy ``lanes`` rows to columns; only the first ``left`` rows exist."""
-        if isinstance(extent, int) and extent == 1 and isinstance(step, int) and step == 1:
-            row = self.vectors.load(source, start, left)
+        weight, start, step = source
+        if isinstance(extent, int) and extent == 1 and step == 1:
+            row = self.vectors.load(weight, start, left)
             self.vectors.store(target, place(const(0)), row)
         else:
-            self.vectors.copy_transposed((source, start, step), left, extent, target, place)
+            self.vectors.copy_transposed(source, left, extent, target, place, strides=strides)
 
     def source(
         self,

@@ -175,7 +175,7 @@ class _Generator:
     def _write(self, parts: tirx.Buffer, dw: Tensor, block: tirx.PrimExpr) -> None:
         """Add the partial sums of all tasks for a block of channels, and write them to dW."""
         lanes, taps = self.lanes, len(self.taps)
-        sums = b.scratch(taps * lanes)
+        sums = b.scratch(ceil_div(taps, lanes) * lanes * lanes)
         with b.serial(0, taps) as tap:
             total = Accumulators(self.vectors, 1)
             total[0] = self.vectors.splat(0)

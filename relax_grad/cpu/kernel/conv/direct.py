@@ -196,7 +196,9 @@ class _Generator:
         height = self.s.at_most(self.s.block_rows * phases, self.rows.target, row * phases)
         size = self.s.block_rows * phases * self.columns.target * self.s.width
         parts, each = self.s.source_parts, self.s.block_images * size
-        sums = b.scratch((self.s.task_panels if parts > 1 else 1) * each)
+        # The last square of sums that is transposed may have rows beyond them.
+        beyond = (self.vectors.lanes - 1) * self.s.width
+        sums = b.scratch((self.s.task_panels if parts > 1 else 1) * each + beyond)
         last = bind(tirx.min(panel + self.s.task_panels, const(self.s.panels)))
 
         def each_panel(emit: Emit) -> None:
@@ -477,6 +479,15 @@ class _Generator:
         a partial panel."""
         lanes = self.vectors.lanes
         plane = self.g.slices.target * self.rows.target * self.columns.target
+        extent = height * self.columns.target
+        extent = int(extent) if isinstance(extent, tirx.IntImm) else extent
+        if self.vectors.has_function(sums, target):
+            with b.serial(0, ceil_div(channels or self.s.width, lanes)) as v:
+                number = as_expr(channels or self.s.width) - v * lanes
+                columns = (target, bind(out + v * (lanes * plane)), plane)
+                place = bind(start + v * lanes)
+                self.vectors.turn_rows((sums, place, self.s.width), extent, number, columns)
+            return
         with b.serial(0, ceil_div(channels or self.s.width, lanes)) as v:
             bias = biases_from(target, out + v * (lanes * plane))
 
@@ -497,8 +508,6 @@ class _Generator:
                         with b.when(v < channels // lanes):
                             self.vectors.store(target, at, vector, number, bias(c))
 
-            extent = height * self.columns.target
-            extent = int(extent) if isinstance(extent, tirx.IntImm) else extent
             has_rest = self.columns.target % lanes != 0
             self.vectors.each(extent, square, has_rest=has_rest)
 

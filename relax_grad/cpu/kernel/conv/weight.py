@@ -155,17 +155,19 @@ class _Generator:
         """Emit the loop over threads, each with a range of input and of output channels."""
         conv, tile = self.conv, self.tile
         between = self.taps > 1 and not self.is_at_once
+        # The last square of taps that is transposed may have rows beyond them.
+        lanes, beyond = self.cpu.lanes, -self.taps % self.cpu.lanes * self.cpu.lanes
         if between:
-            kept = b.scratch(conv.out_channels * self.in_vectors * self.taps * self.cpu.lanes)
+            kept = b.scratch(conv.out_channels * self.in_vectors * self.taps * lanes + beyond)
         by_in, by_out = self._parts()
         with b.parallel(0, conv.groups * by_in * by_out) as part:
             group = bind(part // (by_in * by_out)) if conv.groups > 1 else const(0)
             ins = share(bind(part // by_out % by_in), by_in, self.in_blocks)
             outs = share(bind(part % by_out), by_out, self.out_blocks)
             pixels = self.chunks.images * self.span * self.columns
-            packed = b.scratch(pixels * tile.vectors * self.cpu.lanes)
+            packed = b.scratch(pixels * tile.vectors * lanes)
             if not between:
-                kept = b.scratch(tile.outs * tile.vectors * self.taps * self.cpu.lanes)
+                kept = b.scratch(tile.outs * tile.vectors * self.taps * lanes + beyond)
             sums = _Sums(self, dw, kept)
             self.chunks.each(
                 lambda chunk: self._chunk(chunk, dy, x, packed, sums, (group, ins, outs))

@@ -384,7 +384,7 @@ class ConvWeightTiles:
         i, o = blocks
         lanes, taps = self.vectors.lanes, self.taps
         outs = bind(tirx.min(const(_OUTS), const(self.outs) - o * _OUTS))
-        kept = b.scratch(taps * lanes)
+        kept = b.scratch(ceil_div(taps, lanes) * lanes * lanes)
         with b.serial(0, outs) as r:
             channel = bind((group * self.outs + o * _OUTS + r) * self.ins)
             with b.serial(0, _INS // lanes) as half:

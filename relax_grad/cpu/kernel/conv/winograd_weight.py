@@ -319,7 +319,7 @@ class _Generator:
         conv, lanes, slices = self.conv, self.cpu.lanes, self.depth.kernel
         number = prod(conv.kernel)
         with b.parallel(0, conv.out_channels) as o:
-            taps = b.scratch(slices * number * lanes)
+            taps = b.scratch(ceil_div(slices * number, lanes) * lanes * lanes)
             if self.parts > 1:
                 totals, plane, row = b.scratch(self.matrices * self.ins), self.ins, const(0)
                 self._add_parts(sums, parts, o, totals)

@@ -9,9 +9,11 @@ from tvm import tirx
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
 from ....ir.compat import masked_load, masked_store
+from ...squares import LANES
 from .extents import Extent, as_expr, ceil_div, const
-from .halves import Half
+from .halves import Half, Tensor
 from .statements import Emit, bind, opaque, scratch, serial, store, when
+from .turned import turn
 
 #: Buffers of at least this size become separate allocations; LLVM keeps smaller ones in registers.
 _REGISTER_BYTES = 1024
@@ -108,6 +110,7 @@ class Vectors:
         stored: tirx.PrimExpr | None = None,
         *,
         repeats: bool = False,
+        strides: tuple[Extent, ...] = (),
     ) -> None:
         """Copy ``lanes`` rows transposed, a square at a time.
 
@@ -129,8 +132,26 @@ class Vectors:
             The number of rows of which elements are stored; by default all.
         repeats : bool
             Whether rows that do not exist repeat the last one, instead of being 0.
+        strides : tuple
+            The distance of the places of consecutive k, if it is the same for all; or this
+            distance, the number of k in a run that has it, and the distance of runs. Then a
+            function of the program makes the copy, if it can: see :mod:`.turned`.
         """
         buffer, start, step = source
+        if strides and scale is None and self.has_function(buffer, target):
+            apart, *runs = strides
+            existing = const(self.lanes) if left is None else left
+            last = tirx.max(existing - 1, const(0))
+            turn(
+                self.lanes,
+                source,
+                (last, self.lanes if repeats else existing),
+                extent,
+                (target, place(const(0)), apart),
+                (runs[0], runs[1]) if runs else None,
+                stored,
+            )
+            return
         offsets = [i * step for i in range(self.lanes)]
         if left is not None:
             # A processor takes long for a load without lanes, if its page does not exist.
@@ -155,6 +176,37 @@ class Vectors:
                         self.store(target, place(k + i), column, stored)
 
         self.each(int(extent) if isinstance(extent, IntImm) else extent, square)
+
+    def turn_rows(
+        self,
+        source: tuple[tirx.Buffer, tirx.PrimExpr, Extent],
+        extent: Extent,
+        number: Extent,
+        target: tuple[tirx.Buffer, tirx.PrimExpr, Extent],
+    ) -> None:
+        """Copy the columns of rows to rows, by a function of the program: see
+        :meth:`has_function`.
+
+        Parameters
+        ----------
+        source : tuple
+            A buffer, the offset of the first row in it, and the stride of the rows. As many rows
+            are read as squares have.
+        extent : int or tirx.PrimExpr
+            The number of rows.
+        number : int or tirx.PrimExpr
+            The number of columns. At most as many as lanes are copied.
+        target : tuple
+            The buffer of the copy, the offset of the first column in it, and the stride of the
+            columns.
+        """
+        (buffer, start, step), (to, place, apart), lanes = source, target, self.lanes
+        columns = tirx.min(as_expr(number), const(lanes))
+        with serial(0, ceil_div(extent, lanes)) as i:
+            first = bind(i * lanes)
+            left = bind(tirx.min(const(lanes), extent - first))
+            rows = (buffer, start + first * step, step)
+            turn(lanes, rows, (lanes - 1, lanes), columns, (to, place + first, apart), stored=left)
 
     def deinterleave(self, parts: Sequence) -> list:
         """Return n vectors from n consecutive ones: the i-th holds every n-th element from element
@@ -216,6 +268,11 @@ class Vectors:
             with serial(0, ceil_div(extent - done, self.lanes)) as i:
                 offset = bind(done + i * self.lanes)
                 call(offset, tirx.min(const(self.lanes), extent - offset), 0)
+
+    def has_function(self, *buffers: Tensor) -> bool:
+        """Tell whether a function of the program transposes elements of buffers."""
+        is_plain = not any(isinstance(buffer, Half) for buffer in buffers)
+        return is_plain and self.dtype == "float32" and self.lanes in LANES
 
     def _is_whole(self, number: Extent | None) -> bool:
         return number is None or (isinstance(number, int) and number >= self.lanes)

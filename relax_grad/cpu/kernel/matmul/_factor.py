@@ -207,6 +207,7 @@ class TransposedStrips(Strips):
                 place,
                 lambda k: target + k * height,
                 repeats=True,
+                strides=(height,),
             )
         return self.reader_of(place, first, pitch)
 

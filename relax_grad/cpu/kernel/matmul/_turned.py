@@ -53,4 +53,5 @@ def emit_turned(plan: MatmulPlan, own: TransposedPlan, tensors: tuple, emit: Emi
                 lambda k, to=to: to + k * columns,
                 stored=None if left == lanes else const(left),
                 repeats=True,
+                strides=(columns,),
             )

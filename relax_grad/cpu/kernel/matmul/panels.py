@@ -133,6 +133,7 @@ class Packing:
                         panels,
                         lambda k: to + k * width,
                         repeats=True,
+                        strides=(width,),
                     )
                 if self.fills or not isinstance(p.columns, int):
                     # Their products with denormal numbers would take long.
