@@ -29,9 +29,6 @@ define linkonce_odr hidden i32 @NAME(ptr %from, i64 %step, i32 %last, i32 %exist
     i64 %every, ptr %to, i64 %apart, i64 %run, i64 %jump, i32 %stored) alwaysinline nounwind {
 entry:
   %square = alloca [LANES x VECTOR], align 16
-* %step# = mul i64 %step, #
-* %apart# = mul i64 %apart, #
-  %across = mul i64 %apart, LANES
   %last.long = sext i32 %last to i64
   %exist.long = sext i32 %exist to i64
   %last.all = icmp sge i32 %last, LAST
@@ -65,13 +62,14 @@ load:
   %size.mask = icmp slt INTS ORDER, %size.each
   br i1 %rows.all, label %all.rows, label %some
 all.rows:
-* %from# = getelementptr float, ptr %in.row, i64 %step#
   br i1 %is.long, label %all, label %short
 all:
+PLACES from %in.row step
 * %all# = load VECTOR, ptr %from#, align 4
   br label %turn
 short:
-* %short# = call VECTOR @llvm.masked.load.WIDTH(ptr %from#, i32 4, MASK %size.mask, VECTOR ZERO)
+PLACES part %in.row step
+* %short# = call VECTOR @llvm.masked.load.WIDTH(ptr %part#, i32 4, MASK %size.mask, VECTOR ZERO)
   br label %turn
 some:
   %i = phi i64 [ 0, %load ], [ %i.next, %some ]
@@ -92,23 +90,29 @@ read.rows:
 * %some# = load VECTOR, ptr %from.kept#, align 4
   br label %turn
 turn:
-* %row0.# = phi VECTOR [ %all#, %all ], [ %short#, %short ], [ %some#, %read.rows ]
+* %row# = phi VECTOR [ %all#, %all ], [ %short#, %short ], [ %some#, %read.rows ]
 SHUFFLES
-  %is.direct = and i1 %is.straight, %is.long
-  br i1 %is.direct, label %direct, label %scattered
+  br i1 %is.straight, label %direct, label %scattered
 direct:
+  %across = mul i64 %apart, LANES
   %out.next = getelementptr float, ptr %out, i64 %across
-* %to# = getelementptr float, ptr %out, i64 %apart#
-  br i1 %store.all, label %plain, label %masked
+  br i1 %store.all, label %whole, label %part
+whole:
+  br i1 %is.long, label %plain, label %one0
+ONES
+part:
+  br i1 %is.long, label %masked, label %scattered
 plain:
-* store VECTOR %rowN.#, ptr %to#, align 4
+PLACES to %out apart
+* store VECTOR %column#, ptr %to#, align 4
   br label %head
 masked:
-* call void @llvm.masked.store.WIDTH(VECTOR %rowN.#, ptr %to#, i32 4, MASK %stored.mask)
+PLACES place %out apart
+* call void @llvm.masked.store.WIDTH(VECTOR %column#, ptr %place#, i32 4, MASK %stored.mask)
   br label %head
 scattered:
 * %kept# = getelementptr VECTOR, ptr %square, i64 #
-* store VECTOR %rowN.#, ptr %kept#, align 4
+* store VECTOR %column#, ptr %kept#, align 4
   br label %columns
 columns:
   %at = phi i64 [ %first, %scattered ], [ %at.next, %next ]
@@ -152,10 +156,13 @@ def definition(lanes: int) -> str:
             lines += [line.replace("*", " ", 1).replace("#", str(i)) for i in range(lanes)]
         elif line == "SHUFFLES":
             lines += _shuffles(lanes)
+        elif line == "ONES":
+            lines += _first_columns(lanes)
+        elif line.startswith("PLACES"):
+            lines += _places(lanes, *line.split()[1:])
         else:
             lines.append(line)
     words = {
-        "rowN": f"row{lanes.bit_length() - 1}",
         "NAME": f"{NAME}{lanes}",
         "LANES": str(lanes),
         "LAST": str(lanes - 1),
@@ -173,18 +180,86 @@ def definition(lanes: int) -> str:
 
 
 def _shuffles(lanes: int) -> list[str]:
-    """Return the instructions that transpose a square, as
-    :meth:`.vectors.Vectors.transpose` does: the rows of each round have its number."""
-    half = lanes // 2
-    low = [lane for i in range(half) for lane in (i, lanes + i)]
-    orders = _order(low), _order(lane + half for lane in low)
-    return [
-        f"  %row{r + 1}.{2 * i + part} = shufflevector VECTOR %row{r}.{i}, "
-        f"VECTOR %row{r}.{i + half}, INTS {order}"
-        for r in range(lanes.bit_length() - 1)
-        for i in range(half)
-        for part, order in enumerate(orders)
+    """Return the instructions that transpose a square of rows to columns.
+
+    The first two rounds transpose blocks of 4 x 4 within the parts of 128 bits, in which processors
+    shuffle fastest; the others move whole parts.
+    """
+    groups, lines = lanes // 4, list[str]()
+
+    def shuffle(name: str, first: str, second: str, order: list[int]) -> None:
+        lines.append(
+            f"  %{name} = shufflevector VECTOR %{first}, VECTOR %{second}, INTS {_order(order)}"
+        )
+
+    for group in range(groups):
+        # Of two rows, elements 0 and 1 of each part in turns, or 2 and 3.
+        for i in (0, 2):
+            for end in (0, 2):
+                order = [
+                    4 * p + end + e + lanes * r
+                    for p in range(groups)
+                    for e in (0, 1)
+                    for r in (0, 1)
+                ]
+                rows = f"row{4 * group + i}", f"row{4 * group + i + 1}"
+                shuffle(f"half{group}.{i}.{end}", *rows, order)
+        # Of these, the pairs of one element: column i of each block of the group.
+        for i in range(4):
+            end, pair = i // 2 * 2, i % 2 * 2
+            order = [
+                4 * p + pair + e + lanes * r for p in range(groups) for r in (0, 1) for e in (0, 1)
+            ]
+            shuffle(f"block{group}.{i}", f"half{group}.0.{end}", f"half{group}.2.{end}", order)
+
+    def parts(chosen: tuple[int, ...]) -> list[int]:
+        """Return the order of some parts of two vectors."""
+        return [4 * p + e + lanes * r for r in (0, 1) for p in chosen for e in range(4)]
+
+    for i in range(4):
+        if groups == 2:
+            for p in (0, 1):
+                shuffle(f"column{4 * p + i}", f"block0.{i}", f"block1.{i}", parts((p,)))
+            continue
+        for odd in (0, 1):
+            for g in (0, 2):
+                blocks = f"block{g}.{i}", f"block{g + 1}.{i}"
+                shuffle(f"pair{i}.{odd}.{g}", *blocks, parts((odd, odd + 2)))
+        for p in range(4):
+            pairs = f"pair{i}.{p % 2}.0", f"pair{i}.{p % 2}.2"
+            shuffle(f"column{4 * p + i}", *pairs, parts((p // 2, p // 2 + 2)))
+    return lines
+
+
+def _places(lanes: int, name: str, start: str, step: str) -> list[str]:
+    """Return the instructions that compute equally distant places, with few registers: each fourth
+    one is a sum, and those after it are addresses of x86."""
+    lines = [
+        f"  %{name}.2 = shl i64 %{step}, 1",
+        f"  %{name}.3 = add i64 %{name}.2, %{step}",
+        f"  %{name}.4 = shl i64 %{step}, 2",
+        f"  %{name}0 = getelementptr float, ptr {start}, i64 0",
     ]
+    for i in range(1, lanes):
+        before, by = (i - 4, f"{name}.4") if i % 4 == 0 else (i - i % 4, f"{name}.{i % 4}")
+        by = step if i % 4 == 1 else by
+        lines.append(f"  %{name}{i} = getelementptr float, ptr %{name}{before}, i64 %{by}")
+    return lines
+
+
+def _first_columns(lanes: int) -> list[str]:
+    """Return the instructions that store the first columns of a square, fewer than there are
+    lanes."""
+    lines = ["one0:", "  %one.0 = getelementptr float, ptr %out, i64 0"]
+    for i in range(lanes - 1):
+        lines += [
+            f"  store VECTOR %column{i}, ptr %one.{i}, align 4",
+            f"  %is.one{i + 1} = icmp sgt i64 %left, {i + 1}",
+            f"  br i1 %is.one{i + 1}, label %one{i + 1}, label %end",
+            f"one{i + 1}:",
+            f"  %one.{i + 1} = getelementptr float, ptr %one.{i}, i64 %apart",
+        ]
+    return [*lines[:-3], "  br label %end"]
 
 
 def _order(numbers: Iterable[int]) -> str:

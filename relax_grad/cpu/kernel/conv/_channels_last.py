@@ -127,7 +127,8 @@ def _row(
     buffer, to, pixel = target
     left, right = width.inside
     step, lanes = width.step, vectors.lanes
-    if vectors.has_function(source, buffer):
+    # For short rows, the call would take longer than the shuffles of the columns that exist.
+    if right - left >= lanes and vectors.has_function(source, buffer):
         turn(
             lanes,
             (source, start, plane),
@@ -236,7 +237,7 @@ def unpack_row(
     """
     (row, begin), (buffer, start, plane) = line, target
     lanes, bias = vectors.lanes, biases_from(buffer, start)
-    if vectors.has_function(row, buffer):
+    if columns >= lanes and vectors.has_function(row, buffer):
         vectors.turn_rows((row, begin, lanes), columns, channels, target)
         return
 

@@ -161,7 +161,7 @@ class Packer:
                 depth * taps,
                 target,
                 lambda i: place(i % taps, i // taps),
-                (of_tap, taps, self.s.width) if is_image else (),
+                (self.s.width,) if taps == 1 else (of_tap, taps, self.s.width) if is_image else (),
             )
 
     def _transposed(
