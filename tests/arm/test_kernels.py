@@ -39,7 +39,7 @@ FOLDER = Path(relax_grad.cpu.kernel.__file__).parent
 MODULES = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/*.py")} - {
     *(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/__init__.py")),
     *("conv/_amx_lines.py", "conv/_pairs.py", "conv/tiles.py", "conv/weight_tiles.py"),
-    *("language/_amx_code.py", "matmul/_amx_products.py", "matmul/_turned.py"),
+    *("language/_amx_code.py", "matmul/_amx_products.py", "matmul/tiled.py", "matmul/_turned.py"),
 }
 
 

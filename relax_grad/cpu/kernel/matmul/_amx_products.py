@@ -9,7 +9,6 @@ of k.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tvm import tirx
 
@@ -20,63 +19,13 @@ from ..language.halves import Tensor
 from ._factor import Factor
 from ._generator import Generator
 from ._plans import PackedPlan
-from .pairs import PairPacking, Pairs, pairs_of_rows
+from .pairs import pairs_of_rows
 from .panels import Packing
-from .product import Matmul
 from .tile import Ahead
+from .tiled import Tiled, TilePacking
 
-#: The elements of k in a tile, and the bytes of a pair and of an element.
-_ELEMENTS, _PAIR, _ELEMENT = 2 * amx.STEPS, 4, 2
-
-
-@dataclass(frozen=True)
-class Tiled(Pairs):
-    """A product of pairs whose depth is padded to whole tiles."""
-
-    @staticmethod
-    def of(p: Matmul) -> Tiled:
-        """Return the product of tiles for one of elements."""
-        depth = ceil_div(p.depth, _ELEMENTS) * amx.STEPS
-        sizes = (p.rows, p.columns, depth, p.transpose_a, p.transpose_b)
-        return Tiled(*sizes, p.batch, p.shared_a, p.shared_b, p.depth)
-
-    @property
-    def pairs(self) -> Extent:
-        """The pairs of k that have elements."""
-        return ceil_div(self.elements, 2)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether k is known to consist of whole tiles."""
-        return isinstance(self.elements, int) and self.elements % _ELEMENTS == 0
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether tiles read A in place."""
-        return self.is_whole and not self.transpose_a
-
-    def existing(self, k0: tirx.PrimExpr, size: Extent) -> Extent:
-        """Return the pairs of a stretch that have elements."""
-        if self.is_whole:
-            return size
-        return bind(tirx.max(const(0), tirx.min(as_expr(size), as_expr(self.pairs) - k0)))
-
-
-class TilePacking(PairPacking):
-    """Panels of pairs of B, ``[pair][width]``, with zeros in place of pairs without elements."""
-
-    p: Tiled
-
-    def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
-        (panels, base, step), (k0, size) = target, depth
-        existing = self.p.existing(k0, size)
-        super().pack(source, target, (k0, existing), group)
-        if self.p.is_whole:
-            return
-        with b.serial(existing, size) as k, b.serial(0, group) as i:
-            to = bind(base + i * step + k * self.width)
-            for v in range(self.tile_vectors):
-                self.vectors.store(panels, to + v * self.vectors.lanes, self.vectors.splat(0))
+#: The bytes of a pair and of an element.
+_PAIR, _ELEMENT = 4, 2
 
 
 class _InPlace(Factor):

@@ -14,11 +14,11 @@ from ...tuning import Tuning
 from ..language.amx import ROWS, STEPS
 from ..language.builder import Extent, ceil_div
 from . import _tasks, _ways
-from ._amx_products import Tiled
 from ._plans import InPlacePlan, MatmulPlan, PackedPlan, TransposedPlan
 from .pairs import Pairs
 from .product import Matmul, is_one
 from .tile import equal_height
+from .tiled import Tiled
 
 
 def plan(

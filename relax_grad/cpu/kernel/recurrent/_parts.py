@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tvm import tirx
 
 from ...target import CPU
+from ..language import amx
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, bind, ceil_div, const
 from ..language.extents import LINE
@@ -17,6 +19,7 @@ from ..matmul.pairs import PairPacking, Pairs, add_products, imported, pair_at, 
 from ..matmul.panels import Early, Packing
 from ..matmul.product import Matmul
 from ..matmul.tile import equal_height, multiply_add, rolled_loops, rows_up_to
+from ..matmul.tiled import ELEMENTS, Tiled, TilePacking
 
 #: The largest number of sequences of a task.
 _MOST_ROWS = 32
@@ -28,18 +31,41 @@ _DEPTH = 256
 _LATENCY = 5
 
 
-@contextmanager
-def pairs_of(cpu: CPU, weight: tirx.Buffer, result: tirx.Buffer) -> Iterator[bool]:
-    """Yield whether the products with the weight are of pairs of bfloat16.
+class Factors(enum.Enum):
+    """The elements that the products with a weight multiply."""
 
-    Their first factor is rounded to bfloat16, as the result that holds it is.
+    FLOATS = enum.auto()
+    #: Pairs of bfloat16 (AVX512-BF16).
+    PAIRS = enum.auto()
+    #: Tiles of bfloat16 (AMX).
+    TILES = enum.auto()
+
+    @property
+    def are_halves(self) -> bool:
+        """Whether the elements are bfloat16."""
+        return self is not Factors.FLOATS
+
+    @property
+    def line(self) -> int:
+        """The elements to whole numbers of which rows are padded."""
+        return ELEMENTS if self is Factors.TILES else LINE
+
+
+@contextmanager
+def factors_of(cpu: CPU, weight: tirx.Buffer, result: tirx.Buffer) -> Iterator[Factors]:
+    """Yield the elements that the products with the weight multiply.
+
+    If they are bfloat16, the first factor is rounded, as the result that holds it is.
     """
-    if takes_pairs(cpu, weight, result):
+    if amx.takes_tiles(cpu, weight, result):
+        with amx.imported():
+            yield Factors.TILES
+    elif takes_pairs(cpu, weight, result):
         with imported():
-            yield True
+            yield Factors.PAIRS
     else:
         with rolled_loops():
-            yield False
+            yield Factors.FLOATS
 
 
 def tile(rows: int, columns: int, cpu: CPU) -> tuple[int, int]:
@@ -84,7 +110,7 @@ class Weight:
     rows : int
         The largest number of rows of a product.
     pairs : bool
-        Whether the products are of pairs of bfloat16.
+        Whether the products are of pairs of bfloat16. :class:`TiledWeight` multiplies tiles.
     """
 
     def __init__(
@@ -167,8 +193,52 @@ class Weight:
             )
 
 
+class TiledWeight:
+    """A packed matrix of pairs, and its products with rows by tiles (AMX).
+
+    A task has one strip of rows, which reads each panel once. The parameters are as for
+    :class:`Weight`.
+    """
+
+    def __init__(self, cpu: CPU, columns: int, depth: int, is_turned: bool, start: int = 0):
+        self._vectors, self._start = Vectors(cpu.lanes), start
+        wide = 1 if columns <= amx.LANES else 2
+        product = Tiled.of(Matmul(1, columns, depth, transpose_b=is_turned))
+        assert isinstance(product.depth, int)
+        self._packing = TilePacking(
+            product, self._vectors, wide, stretch=product.depth, multiple=amx.STEPS
+        )
+        self._depth, self._wide, self._width = product.depth, wide, self._packing.width
+        self._panels = ceil_div(columns, self._width)
+        self.pitch = self._panels * self._width
+
+    def pack(self, source: tirx.Buffer) -> None:
+        """Emit the copy of the matrix."""
+        self._packed = Early(self._packing, source, const(self._start), b.parallel).panels
+
+    def multiply(self, left: tuple, target: tirx.Buffer, rows: tirx.PrimExpr, *, add: bool) -> None:
+        """Emit the products of rows and the matrix, as :meth:`Weight.multiply` does. Rows have
+        finite elements to the end of their last tile."""
+        (buffer, start, step), lanes, width = left, self._vectors.lanes, self._width
+        sums = amx.scratch()
+        with amx.tiles(rows), b.serial(0, self._panels) as j:
+            panel = self._packed, bind(j * (self._depth * width)), const(4 * width)
+            steps, numbers = self._depth // amx.STEPS, self._packing.vectors_in(j)
+            amx.clear(sums, rows)
+            amx.add(sums, (buffer, start, const(2 * step)), panel, steps, rows, numbers)
+            amx.store(sums, rows)
+            with b.serial(0, rows) as i:
+                to = bind(i * self.pitch + j * width)
+                for v in range(self._wide):
+                    at = bind(to + v * lanes)
+                    total = self._vectors.load(sums, i * amx.COLUMNS + v * lanes)
+                    if add:
+                        total = total + self._vectors.load(target, at)
+                    self._vectors.store(target, at, bind(total))
+
+
 class Rows:
-    """Rows of the sequences of a task, which a product reads: in float32, or as pairs of bfloat16.
+    """Rows of the sequences of a task, which a product reads.
 
     Parameters
     ----------
@@ -176,22 +246,23 @@ class Rows:
         The vectors.
     count, size : int
         The number of rows, and of their elements.
-    pairs : bool
-        Whether the product reads pairs.
+    factors : Factors
+        The elements that the product reads.
     exact : bool
         Whether the elements are also read in float32.
     """
 
-    def __init__(self, vectors: Vectors, count: int, size: int, pairs: bool, *, exact: bool):
-        self._vectors, self._size = vectors, size
+    def __init__(self, vectors: Vectors, count: int, size: int, factors: Factors, *, exact: bool):
+        self._vectors, self._size, line = vectors, size, factors.line
         #: The stride of the rows: lines of cache of an odd number, so that not all rows lie in the
         #: same sets of it.
-        self.pitch = (ceil_div(size, LINE) | 1) * LINE
-        self._exact = b.scratch(count * self.pitch) if exact or not pairs else None
+        self.pitch = (ceil_div(size, line) | 1) * line
+        halves = factors.are_halves
+        self._exact = b.scratch(count * self.pitch) if exact or not halves else None
         self.factor = self._exact
-        if pairs:
+        if halves:
             bits = b.scratch(count * self.pitch, "uint16")
-            if size % 2:  # the second elements of the last pairs
+            if size % (line if factors is Factors.TILES else 2):  # the rest of tiles or pairs
                 b.clear(bits, const(0), count * self.pitch)
             self.factor = Half(bits, count * self.pitch, "bfloat16")
 
@@ -218,9 +289,9 @@ class Rows:
         if self.factor is not self._exact:
             self._vectors.store(self.factor, bind(row * self.pitch + offset), value, number)
 
-    def left(self, offset: int = 0) -> tuple:
-        """Return the first factor of a product, from an element of the rows on."""
-        return self.factor, const(offset), self.pitch
+    def left(self) -> tuple:
+        """Return the first factor of a product."""
+        return self.factor, const(0), self.pitch
 
 
 class Tasks:

@@ -4,8 +4,9 @@ The weight is packed into panels once. A task computes all steps of a block of s
 thread waits for another one between two steps, and the states of the block stay in its cache.
 
 In half precision, states, sums and gradients of states are carried in float32 from step to step,
-and rounded once where they are results. Where the processor multiplies pairs of bfloat16, the first
-factors of the products with the weight are rounded too: the states, and the gradients of the gates.
+and rounded once where they are results. Where the processor multiplies pairs or tiles (AMX) of
+bfloat16, the first factors of the products with the weight are rounded too: the states, and the
+gradients of the gates.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..language import builder as b
 from ..language.builder import Extent, Vectors, bind, const
 from ..language.halves import Half, Tensor
 from ..language.statements import Emit
-from ._parts import Rows, Tasks, Weight, pairs_of
+from ._parts import Factors, Rows, Tasks, TiledWeight, Weight, factors_of
 from .gates import sigmoid, tanh
 
 #: The numbers of slopes and gates of each unit, by the name of the layer.
@@ -105,8 +106,8 @@ def recurrence(of: Layer, cpu: CPU, *, unread: Sequence[int] = ()) -> tirx.PrimF
     names += [f"result{i}" for i in range(len(results))]
 
     def body(*tensors: Tensor) -> None:
-        with pairs_of(cpu, tensors[3 if of.kind == "lstm" else 2], tensors[count]) as pairs:
-            _Forward(of, cpu, pairs, tensors[:count], tensors[count:], unread).emit()
+        with factors_of(cpu, tensors[3 if of.kind == "lstm" else 2], tensors[count]) as factors:
+            _Forward(of, cpu, factors, tensors[:count], tensors[count:], unread).emit()
 
     return b.prim_func(of.kind, b.floats(names, [*shapes, *results]), body)
 
@@ -141,8 +142,8 @@ def recurrent_backward(
     shapes += [of.initial()] * (2 if of.kind == "lstm" else 1)
 
     def body(*tensors: Tensor) -> None:
-        with pairs_of(cpu, tensors[2], tensors[count]) as pairs:
-            _Backward(of, cpu, pairs, tensors[:count], tensors[count:], unread).emit()
+        with factors_of(cpu, tensors[2], tensors[count]) as factors:
+            _Backward(of, cpu, factors, tensors[:count], tensors[count:], unread).emit()
 
     return b.prim_func("recurrent_backward", b.floats(names, shapes), body)
 
@@ -185,24 +186,38 @@ class _Pass(ABC):
         The layer.
     cpu : CPU
         The target CPU.
-    pairs : bool
-        Whether products multiply pairs of bfloat16.
+    factors : Factors
+        The elements that products multiply.
     source : tirx.Buffer
         The weight.
     is_turned : bool
         Whether products read the weight transposed.
     """
 
-    def __init__(self, of: Layer, cpu: CPU, pairs: bool, source: tirx.Buffer, *, is_turned: bool):
+    def __init__(
+        self, of: Layer, cpu: CPU, factors: Factors, source: tirx.Buffer, *, is_turned: bool
+    ):
         self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
-        self.pairs, self.source = pairs, source
-        size, rows = of.size, self.tasks.rows
+        self.factors, self.source = factors, source
+        size = of.size
         # The gate n of a GRU that resets first has a separate product.
         self.is_reset = of.kind == "gru_reset"
         together = (2 if self.is_reset else of.gates) * size
         sizes = (together, size) if is_turned else (size, together)
-        self.weight = Weight(cpu, *sizes, is_turned, rows, pairs=pairs)
-        self.last = Weight(cpu, size, size, is_turned, rows, together * size, pairs=pairs)
+        self.weight = self._weight(cpu, *sizes, is_turned)
+        self.last = self._weight(cpu, size, size, is_turned, together * size)
+
+    def _weight(
+        self, cpu: CPU, columns: int, depth: int, is_turned: bool, start: int = 0
+    ) -> Weight | TiledWeight:
+        if self.factors is Factors.TILES:
+            return TiledWeight(cpu, columns, depth, is_turned, start)
+        pairs = self.factors is Factors.PAIRS
+        return Weight(cpu, columns, depth, is_turned, self.tasks.rows, start, pairs=pairs)
+
+    def _rows(self, size: int, *, exact: bool = False) -> Rows:
+        """Allocate rows of a task that products read."""
+        return Rows(self.vectors, self.tasks.rows, size, self.factors, exact=exact)
 
     def emit(self) -> None:
         """Emit the pass."""
@@ -221,18 +236,18 @@ class _Forward(_Pass):
         self,
         of: Layer,
         cpu: CPU,
-        pairs: bool,
+        factors: Factors,
         inputs: Sequence,
         results: Sequence,
         unread: Sequence[int],
     ):
-        super().__init__(of, cpu, pairs, inputs[3 if of.kind == "lstm" else 2], is_turned=True)
+        super().__init__(of, cpu, factors, inputs[3 if of.kind == "lstm" else 2], is_turned=True)
         self.inputs, self.results, self.unread = list(inputs), list(results), unread
 
     def _block(self, first: Extent, rows: Extent) -> None:
         of, size, count = self.of, self.of.size, self.tasks.rows
         is_gru = of.kind.startswith("gru")
-        state = Rows(self.vectors, count, size, self.pairs, exact=is_gru)
+        state = self._rows(size, exact=is_gru)
         sums = b.scratch(count * self.weight.pitch)
         state.begin(self.inputs[1], bind(first * size), rows)
         other: Any = None
@@ -240,7 +255,7 @@ class _Forward(_Pass):
             other = b.scratch(count * size)
             b.copy(other, const(0), self.inputs[2], bind(first * size), rows * size)
         elif self.is_reset:
-            other = Rows(self.vectors, count, size, self.pairs, exact=False)
+            other = self._rows(size)
             self.kept = b.scratch(count * size)
         step = {"lstm": self._lstm, "gru": self._gru, "gru_reset": self._gates}.get(
             of.kind, self._rnn
@@ -439,13 +454,13 @@ class _Backward(_Pass):
         self,
         of: Layer,
         cpu: CPU,
-        pairs: bool,
+        factors: Factors,
         inputs: Sequence,
         results: Sequence,
         unread: Sequence[int],
     ):
         self.grad, self.slopes, source, *cells = inputs
-        super().__init__(of, cpu, pairs, source, is_turned=False)
+        super().__init__(of, cpu, factors, source, is_turned=False)
         self.keeps_states = 1 not in unread
         self.cells = cells[0] if cells else None
         self.gates, self.states, *self.initial = results
@@ -460,18 +475,19 @@ class _Backward(_Pass):
             cell = b.scratch(self.tasks.rows * pitch)
             b.clear(cell, const(0), self.tasks.rows * pitch)
         width = of.gates * size
-        #: The gradients of the gates of a step that the products read; None: they are the result.
-        self.factor: Rows | None = None
+        #: The gradients of the gates of a step that each product reads; none: they are the result.
+        self.read: list[Rows] = []
         if isinstance(self.gates, Half):
-            self.factor = Rows(self.vectors, self.tasks.rows, width, self.pairs, exact=False)
+            sizes = [2 * size, size] if self.is_reset else [width]
+            self.read = [self._rows(each) for each in sizes]
         reset = b.scratch(self.tasks.rows * pitch) if self.is_reset else None
         with b.serial(0, of.steps) as step:
             start = bind((of.steps - 1 - step) * of.batch + first)
 
-            def left(offset: int = 0, start: Extent = start) -> tuple:
-                if self.factor is not None:
-                    return self.factor.left(offset)
-                return self.gates, bind(start * width + offset), width
+            def left(product: int = 0, start: Extent = start) -> tuple:
+                if self.read:
+                    return self.read[product].left()
+                return self.gates, bind(start * width + 2 * size * product), width
 
             def each(emit: Emit, other: tirx.Buffer | None, start: Extent = start) -> None:
                 self.tasks.each_vector(
@@ -483,7 +499,7 @@ class _Backward(_Pass):
 
             each(self._unit, cell)
             if self.is_reset:
-                self.last.multiply(left(2 * size), reset, rows, add=False)
+                self.last.multiply(left(1), reset, rows, add=False)
                 each(self._reset, reset)
             self.weight.multiply(left(), through, rows, add=of.kind.startswith("gru"))
         for target, source in zip(self.initial, (through, cell), strict=False):
@@ -556,8 +572,9 @@ class _Backward(_Pass):
         number: Extent | None,
         value: tirx.PrimExpr,
     ) -> None:
-        value, start = bind(value), part * self.of.size
-        at = bind(place * (self.of.gates * self.of.size) + offset + start)
+        value, size = bind(value), self.of.size
+        at = bind(place * (self.of.gates * size) + offset + part * size)
         self.vectors.store(self.gates, at, value, number)
-        if self.factor is not None:
-            self.factor.store(row, bind(offset + start), value, number)
+        if self.read:
+            product, own = divmod(part, 2) if self.is_reset else (0, part)
+            self.read[product].store(row, bind(offset + own * size), value, number)

@@ -4,6 +4,7 @@ vectors, tiles and tasks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import ml_dtypes
@@ -11,14 +12,15 @@ import numpy as np
 import pytest
 import tvm
 from machines import (
+    HALVES,
     PAIRS,
     TARGETS,
     Run,
     compile_kernels,
     each_target,
     largest_error,
+    of_halves,
     run_kernels,
-    runs_here,
 )
 from recurrent_layers import LAYERS, backward
 
@@ -150,21 +152,21 @@ def in_bfloat16(cases: Sequence, target) -> Iterator[tuple[list, list]]:
         yield [result.numpy().astype("float64") for result in results], expected
 
 
-@pytest.mark.skipif(not runs_here("avx512bf16"), reason="this machine has no avx512bf16")
+@pytest.mark.parametrize("name", HALVES)
 @pytest.mark.parametrize("make", [layers, gradients])
-def test_pairs_of_bfloat16(make):
-    """Odd sizes end with half a pair."""
-    target = tvm.target.Target(PAIRS["avx512bf16"])
+def test_bfloat16(make, name):
+    """Odd sizes end with half a pair, and with a part of a tile; 37 sequences are two tiles."""
+    target = of_halves(name)
     cases = list(make(CPU.of(target), lambda _: [(4, 5, 7), (3, 1, 34), (2, 37, 3), (2, 3, 131)]))
     for results, wanted in in_bfloat16(cases, target):
         for result, value in zip(results, wanted, strict=True):
             assert largest_error(result, value) < 2.0**-6
 
 
-@pytest.mark.skipif(not runs_here("avx512bf16"), reason="this machine has no avx512bf16")
-def test_results_of_pairs_are_rounded_once():
+@pytest.mark.parametrize("name", HALVES)
+def test_results_of_bfloat16_are_rounded_once(name):
     """The state that the first step multiplies is a number of bfloat16."""
-    target = tvm.target.Target(PAIRS["avx512bf16"])
+    target = of_halves(name)
     sizes = {"gru_reset": []}  # its second product is that of the rounded reset state
     cases = list(layers(CPU.of(target), lambda kind: sizes.get(kind, [(1, 5, 7), (1, 2, 34)])))
     for results, wanted in in_bfloat16(cases, target):
@@ -172,11 +174,29 @@ def test_results_of_pairs_are_rounded_once():
             np.testing.assert_allclose(result, value, rtol=1.01 * 2.0**-8, atol=1e-5)
 
 
-def test_only_kernels_of_bfloat16_multiply_pairs():
-    target = tvm.target.Target(PAIRS["avx512bf16"])
+@pytest.mark.parametrize("name", HALVES)
+def test_results_of_bfloat16_do_not_depend_on_the_threads(name):
+    """Nor on the sequences of a task, which are fewer for more threads."""
+    target = of_halves(name)
+    results = []
+    for cores in (1, 2, 21):
+        cpu = replace(CPU.of(target), cores=cores)
+        cases = [
+            case
+            for make in (layers, gradients)
+            for case in make(cpu, lambda kind: [(2, 21, 37)] if kind == "gru_reset" else [])
+        ]
+        computed = [result for results, _ in in_bfloat16(cases, target) for result in results]
+        results.append([result.tobytes() for result in computed])
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_only_kernels_of_bfloat16_multiply_pairs_or_tiles(name):
+    target, function = of_halves(name), {"amx": "relax_grad_tiles_add"}.get(name, "add_pairs")
     of = Layer("lstm", 2, 3, 5)
     make = partial(recurrence, of, CPU.of(target))
-    assert "relax_grad_add_pairs" in str(stored_as(["bfloat16"] * 7, 3, make))
-    assert "relax_grad_add_pairs" not in str(stored_as(["float16"] * 7, 3, make))
+    assert function in str(stored_as(["bfloat16"] * 7, 3, make))
+    assert function not in str(stored_as(["float16"] * 7, 3, make))
     narrowed = stored_as([*["float32"] * 4, *["bfloat16"] * 3], 3, make)
-    assert "relax_grad_add_pairs" not in str(narrowed)
+    assert function not in str(narrowed)
