@@ -142,6 +142,15 @@ def test_some_attention_of_pairs(target):
     assert run_guarded_kernels(target, ATTENTIONS[1::6], "bfloat16") == []
 
 
+def test_quantized_weights_in_tiles():
+    """Their inputs and outputs are odd, and their groups incomplete."""
+    if not runs_here("amx"):
+        pytest.skip("this machine has no AVX-512")
+    known = kernel_cases.cases()
+    numbers = [i for i in IN_HALVES["bfloat16"] if "quantized" in known[i].op]
+    assert run_guarded_kernels("amx", numbers[1:3], "bfloat16") == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 @pytest.mark.parametrize("numbers", [CONVOLUTIONS, ATTENTIONS], ids=["convolutions", "attention"])

@@ -1,7 +1,8 @@
 """Matrix products with weights of 8 and 4 bits.
 
 Each task widens the parts of the weight that it reads, in registers, while it packs them into
-panels. The weight in float32 never exists in memory but for a stretch of two panels.
+panels. The weight in float32 never exists in memory but for a stretch of two panels. For products
+with data of bfloat16 by tiles (AMX), the widened numbers are rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from ...target import CPU
+from ..language import amx
 from ..language import builder as b
-from ..language.builder import Extent, Vectors, bind, ceil_div, const
+from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from ..language.halves import Tensor, widens_slowly
+from ._amx_products import TileGenerator
 from ._generator import Generator
 from ._plans import PackedPlan
 from ._ways import nanoseconds, stretch_of
+from .pairs import imported_rounding, only_first, rounded_in_order, rounded_to_pairs, squares
 from .panels import Packing
 from .plan import packed_plan
 from .product import Matmul
 from .tile import Ahead
+from .tiled import Tiled, TilePacking
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,11 @@ def quantized_matmul(
     def emit(a: Tensor, *tensors: tirx.Buffer) -> None:
         *operands, c = tensors
         with b.one_thread(is_small):
+            if amx.takes_tiles(cpu, a):
+                with amx.imported(), imported_rounding(cpu):
+                    own = packed_plan(Tiled.of(product), cpu)
+                    _TileGenerator(own, weight).emit(a, operands, c)
+                return
             own = packed_plan(product, cpu, copies_a=widens_slowly(a))
             _Generator(own, weight, cpu).emit(a, operands, c)
 
@@ -160,6 +170,84 @@ class _Packing(Packing):
                 columns = vectors.transpose([bind(reader.vector(row, place)) for row in rows])
                 for at, column in enumerate(columns):
                     vectors.store(panels, to + (k + at) * width, column)
+
+
+class _TileGenerator(TileGenerator):
+    """A generator of products by tiles with a weight, whose panels each task packs."""
+
+    def __init__(self, plan: PackedPlan, weight: Quantized):
+        self.weight = weight
+        super().__init__(replace(plan, packs_late=True))
+
+    def packing_of(self, plan: PackedPlan) -> Packing:
+        return _TilePacking(
+            *(self.p, self.vectors, plan.vectors, self.weight),
+            stretch=plan.stretch,
+            multiple=amx.STEPS,
+        )
+
+
+@dataclass(frozen=True)
+class _TilePacking(TilePacking):
+    """Panels of pairs of a weight, rounded to bfloat16.
+
+    Elements beyond the last column repeat the last ones, and are not stored in the result.
+    """
+
+    weight: Quantized
+
+    def pack_existing(self, source: tuple, target: tuple, depth: tuple, group: int) -> None:
+        (operands, _, j), (panels, base, step), (k0, size) = source, target, depth
+        reader, lanes = _Reader(self.weight, self.vectors, operands), self.vectors.lanes
+        if self.p.transpose_b:
+            self._pack_rows(reader, j, target, depth, group)
+        else:
+            self._pack_columns(reader, j, target, depth, group)
+        if self.p.is_even:
+            return
+        # The last pair has one element.
+        is_last = tirx.all(size > 0, tirx.EQ(k0 + size, as_expr(self.p.pairs)))
+        with b.when(is_last), b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
+            at = bind(base + i * step + (size - 1) * self.width + v * lanes)
+            self.vectors.store(panels, at, only_first(self.vectors.load(panels, at)))
+
+    def _pack_rows(
+        self, reader: _Reader, j: tirx.PrimExpr, target: tuple, depth: tuple, group: int
+    ) -> None:
+        """Emit the copy of rows of the weight as columns of pairs."""
+        (panels, base, step), (k0, size), lanes = target, depth, self.vectors.lanes
+        last, end = const(self.weight.outputs - 1), const(self.weight.inputs - lanes)
+        with b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
+            to = bind(base + i * step + v * lanes)
+            first = bind((j + i) * self.width + v * lanes)
+            rows = [reader.row(tirx.min(first + lane, last)) for lane in range(lanes)]
+
+            def pairs(
+                at: int, k: tirx.PrimExpr, _: Extent | None, rows: list = rows
+            ) -> tirx.PrimExpr:
+                element = bind(2 * (k0 + k))
+                # A second vector beyond the row is not copied.
+                places = [reader.column(x) for x in (element, tirx.min(element + lanes, end))]
+                low, high = (reader.vector(rows[at], place) for place in places)
+                return bind(rounded_in_order(low, high))
+
+            squares(self.vectors, size, pairs, panels, to, self.width)
+
+    def _pack_columns(
+        self, reader: _Reader, j: tirx.PrimExpr, target: tuple, depth: tuple, group: int
+    ) -> None:
+        """Emit the copy of rows of the weight as rows of pairs."""
+        (panels, base, step), (k0, size), lanes = target, depth, self.vectors.lanes
+        parts = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
+        end, last = const(self.weight.inputs - lanes), const(self.weight.outputs - 1)
+        places = [reader.column(tirx.min((j + i) * self.width + at, end)) for i, at in parts]
+        with b.serial(0, size) as k:
+            first = bind(2 * (k0 + k))
+            rows = [reader.row(row) for row in (first, tirx.min(first + 1, last))]
+            to = bind(base + k * self.width)
+            for (i, at), place in zip(parts, places, strict=True):
+                low, high = (reader.vector(row, place) for row in rows)
+                self.vectors.store(panels, to + i * step + at, bind(rounded_to_pairs(low, high)))
 
 
 class _Reader:

@@ -58,10 +58,14 @@ class TilePacking(PairPacking):
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
         (panels, base, step), (k0, size) = target, depth
         existing = self.p.existing(k0, size)
-        super().pack(source, target, (k0, existing), group)
+        self.pack_existing(source, target, (k0, existing), group)
         if self.p.is_whole:
             return
         with b.serial(existing, size) as k, b.serial(0, group) as i:
             to = bind(base + i * step + k * self.width)
             for v in range(self.tile_vectors):
                 self.vectors.store(panels, to + v * self.vectors.lanes, self.vectors.splat(0))
+
+    def pack_existing(self, source: tuple, target: tuple, depth: tuple, group: int) -> None:
+        """Copy pairs that have elements, as :meth:`pack` does."""
+        super().pack(source, target, depth, group)
