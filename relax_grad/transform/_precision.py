@@ -18,6 +18,7 @@ class Precision(Enum):
     FLOAT32 = "computed in float32"
     ROUNDED = "computed in float32, and rounded to the dtype of the data"
     WIDEST = "computed in the widest dtype of the operands"
+    DATA = "computed with data in the half precision; the other operands keep their dtypes"
     KEPT = "computed in the dtypes that it has"
 
 
@@ -48,7 +49,8 @@ OPERATORS = {
         *("relax.nn.adaptive_avg_pool2d", "relax.nn.adaptive_avg_pool3d"),
         *("relax.image.resize2d", "relax.image.resize3d"),
     ),
-    Precision.KEPT: ("relax.grad.with_backward", "relax.grad.quantized_matmul"),
+    Precision.DATA: ("relax.grad.quantized_matmul",),
+    Precision.KEPT: ("relax.grad.with_backward",),
 }
 
 #: The reductions whose result is in float32 if it is a scalar, such as the mean of a loss.
@@ -78,7 +80,7 @@ def is_product(expr: relax.Expr | None) -> bool:
     return (
         isinstance(expr, relax.Call)
         and isinstance(expr.op, Op)
-        and expr.op.name in ("relax.matmul", *_CONVOLUTIONS)
+        and expr.op.name in ("relax.matmul", *_CONVOLUTIONS, *OPERATORS[Precision.DATA])
         and dtype_in(expr.ty) in HALVES
     )
 

@@ -140,6 +140,9 @@ class _Caster(relax.PyExprMutator):
             return self._call(call, operands)
         if precision is Precision.HALF:
             return self._call(call, self._in(operands, self._half))
+        if precision is Precision.DATA:
+            others = list(map(self._restored, operands[1:], call.args[1:]))
+            return self._call(call, [self._of_dtype(operands[0], self._half), *others])
         if precision is Precision.FLOAT32:
             return self._call(call, self._in(operands, "float32"))
         if precision is Precision.ROUNDED:

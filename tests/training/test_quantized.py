@@ -9,6 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 import tvm
+from machines import of_halves
 from tvm import relax
 from tvm.relax import op
 
@@ -114,6 +115,21 @@ def test_steps_are_those_of_the_rounded_weights(form):
             for step in (1e-6, -1e-6)
         )
         np.testing.assert_allclose(np.sum(slope * direction), (ahead - back) / 2e-6, rtol=1e-5)
+
+
+def test_adapters_learn_in_half_precision():
+    """Products of frozen weights read data of bfloat16, and float32 scales, here in tiles (AMX)."""
+    (module, values), target = network(), of_halves("amx")
+    adapted = lora(module, 4, ["t", "w"], values=values, frozen="int8")
+    last = {}
+    for precision in (None, "bf16"):
+        step = train_step(adapted, AdamW(lr=0.01), precision=precision)
+        trainer = Trainer(step, target=target)
+        losses = [trainer.step(ROWS).loss for _ in range(40)]
+        assert losses[-1] < 0.8 * losses[0]
+        last[precision] = losses[-1]
+    assert last["bf16"] != last[None]
+    assert last["bf16"] == pytest.approx(last[None], rel=0.01)
 
 
 def test_adapters_learn_as_on_float32_in_less_memory(tmp_path):

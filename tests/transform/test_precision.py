@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tvm import relax
 from tvm.ir import Op
@@ -13,6 +14,7 @@ from tvm.relax import op
 
 from relax_grad.ir.bindings import bindings_of
 from relax_grad.ir.compat import dtype_of
+from relax_grad.op.quantized import quantized_matmul
 from relax_grad.transform import Autocast
 from relax_grad.transform._precision import OPERATORS, Precision
 
@@ -126,8 +128,8 @@ CASES = {
 }
 
 
-def dtype_of_result(build: Callable, is_half: bool = True) -> str:
-    """Return the dtype of a call under Autocast."""
+def under_autocast(build: Callable, is_half: bool = True) -> relax.Function:
+    """Return the function of a call under Autocast."""
     x, w, f = (
         relax.Var(name, relax.TensorType(shape, "float32"))
         for name, shape in (("x", (2, 3, 5)), ("w", (5, 4)), ("f", (2, 3, 4)))
@@ -138,7 +140,12 @@ def dtype_of_result(build: Callable, is_half: bool = True) -> str:
             h = bb.emit(op.matmul(x, w)) if is_half else f
             result = bb.emit_output(build(h, f))
         bb.emit_func_output(result)
-    main = Autocast()(bb.get())["main"]
+    return Autocast()(bb.get())["main"]
+
+
+def dtype_of_result(build: Callable, is_half: bool = True) -> str:
+    """Return the dtype of a call under Autocast."""
+    main = under_autocast(build, is_half)
     assert dtype_of(main.ret_ty) == "float32"
     values = {binding.var: binding.value for binding in bindings_of(main.body)}
     value = values[main.body.body]
@@ -155,6 +162,21 @@ def test_dtypes_are_those_of_torch_autocast(name):
         result = function(torch.ones(2, 3, 5) @ torch.ones(5, 4) / 20, f)
     wanted = str(result.dtype).removeprefix("torch.")
     assert (found, wanted) == (("float32", "bfloat16") if name in WIDER else (wanted, wanted))
+
+
+def test_products_with_integers_keep_their_scales():
+    """Data and result are in the half precision, also after a bias is added."""
+
+    def product(h, f):
+        numbers = relax.const(np.ones((5, 1, 16), "int8"))
+        emit = relax.BlockBuilder.current().emit
+        result = emit(quantized_matmul(f, numbers, relax.const(np.ones((5, 1), "float32"))))
+        return op.add(result, relax.const(np.ones(5, "float32")))
+
+    assert dtype_of_result(product, is_half=False) == "bfloat16"
+    calls = [binding.value for binding in bindings_of(under_autocast(product, False).body)]
+    (found,) = (call for call in calls if call.op.name == "relax.grad.quantized_matmul")
+    assert [dtype_of(operand.ty) for operand in found.args] == ["bfloat16", "int8", "float32"]
 
 
 def test_losses_are_in_float32():
@@ -181,4 +203,8 @@ def test_operators_of_the_table_exist_and_are_on_the_page():
     for name in names:
         assert Op.get(name).name == name
         short = name.rpartition(".")[2]
-        assert short in named or short.startswith(families) or name in KEPT, name
+        assert (
+            short in named
+            or short.startswith(families)
+            or name in (*KEPT, *OPERATORS[Precision.DATA])
+        ), name
