@@ -160,7 +160,6 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "cpu.dispatch.unread": ("cpu/dispatch/test_recurrent.py",),
     "cpu.limits": ("cpu/test_tuning.py",),
-    "cpu.tiles": ("cpu/kernel/language/test_amx.py",),
     # Kernels.
     "cpu.kernel.language._amx_code": _in("cpu/kernel/language", "amx"),
     "cpu.kernel.language.activations": (

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -181,41 +179,3 @@ def test_permission(monkeypatch, flags, answer, wanted):
     monkeypatch.setattr(tiles.Path, "read_text", lambda *_, **__: f"flags : fpu {flags} sse")
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library)
     assert tiles.permission.__wrapped__() is wanted
-
-
-_FORKED = """
-import os, sys, threading
-import numpy as np, tvm
-library = tvm.runtime.load_module(sys.argv[1])
-arrays = [tvm.runtime.tensor(np.ones(shape, "float32")) for shape in ((32, 80), (80, 32))]
-
-def check():
-    result = tvm.runtime.tensor(np.zeros((32, 32), "float32"))
-    library["product"](*arrays, result)
-    # A float32 of 1 is the pair (0, 1).
-    assert (result.numpy() == 80).all(), result.numpy()
-
-check()
-threads = [threading.Thread(target=check) for _ in range(3)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-child = os.fork()
-if not child:
-    check()
-    os._exit(7)
-_, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == 7, status
-check()
-"""
-
-
-def test_threads_and_forked_processes(tmp_path):
-    """Threads that start later, and processes that are forked, use the tiles too."""
-    library = compile_kernels({"product": product(32, 2, 5)}, of_halves("amx"))
-    path = tmp_path / "product.so"
-    library.export_library(str(path))
-    command = [sys.executable, "-c", _FORKED, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
