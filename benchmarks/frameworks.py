@@ -8,7 +8,10 @@ draws it. It takes about three minutes with two threads. JAX is measured if it i
 environment or in a folder of PYTHONPATH.
 
 ``--precision`` measures relax_grad and PyTorch in float32 and in mixed precision, by
-``precision="bf16"`` and ``torch.autocast``, and writes docs/_measured/half_steps.json.
+``precision="bf16"`` and ``torch.autocast``: steps, and then products, convolutions, attention and a
+recurrent layer, all inputs of which are bfloat16. It writes docs/_measured/half_steps.json and
+docs/_measured/half_kernels.json, from which the pages of the documentation are made: this is the
+command for a processor with tiles (AMX).
 """
 
 from __future__ import annotations
@@ -65,26 +68,61 @@ def main() -> int:
     steps = [step for name in NAMES for step in STEPS if step.name.startswith(name)]
     order = [step.name for step in steps]
     steps = [step for step in steps if (args.only or "") in step.name]
-    if not steps:
+    kernels = _kernels(args)
+    if not steps and not kernels:
         raise SystemExit(f"no step contains {args.only!r}")
-    rows = _kept(args.out, about) if args.only else {}
+    rows = _kept(args.out, about, "step") if args.only else {}
     for step in steps:
         rows[step.name] = _measured(step, args)
         ordered = sorted(rows.values(), key=lambda row: order.index(row["step"]))
         _json_rows.write(args.out, about, ordered)  # a run that is interrupted keeps its rows
-    print(f"written to {args.out}")
+    if steps:
+        print(f"written to {args.out}")
+    if kernels:
+        _measure_kernels(kernels, args, about)
     return 0
 
 
-def _kept(path: Path, about: dict) -> dict[str, dict]:
-    """Return the rows of a file by their steps, if the machine and the versions are the same."""
+def _kernels(args: argparse.Namespace) -> list:
+    """Return the kernels to measure: none without ``--precision``."""
+    if not args.precision:
+        return []
+    import _halves
+
+    return _halves.rows(args.only or "")
+
+
+def _measure_kernels(kernels: list, args: argparse.Namespace, about: dict) -> None:
+    """Measure kernels in both precisions, and write them beside the steps."""
+    import _halves
+    from _timing import measure
+
+    path = args.out.with_name("half_kernels.json")
+    about = {**about, "unit": "least milliseconds of a call; null if PyTorch cannot run it"}
+    rows = _kept(path, about, "kernel") if args.only else {}
+    for kernel in kernels:
+        runs = _halves.contestants(kernel)
+        samples = measure(runs, args.repeats, args.seconds, threads=args.threads)
+        least = {
+            name: round(min(samples[name]) * 1e3, 3) if name in samples else None
+            for name in IN_BOTH
+        }
+        rows[kernel.name] = {"kernel": kernel.name, "ms": least}
+        print(json.dumps(rows[kernel.name]), flush=True)
+        ordered = sorted(rows.values(), key=lambda row: _halves.KERNELS.index(row["kernel"]))
+        _json_rows.write(path, about, ordered)
+    print(f"written to {path}")
+
+
+def _kept(path: Path, about: dict, key: str) -> dict[str, dict]:
+    """Return the rows of a file by their names, if the machine and the versions are the same."""
     if not path.exists():
         return {}
     known = json.loads(path.read_text())
     same = ("processor", "target", "threads", "tvm", "torch", "jax")
     if any(known.get(key) != about.get(key) for key in same):
         return {}
-    return {row["step"]: row for row in known["rows"]}
+    return {row[key]: row for row in known["rows"]}
 
 
 def _measured(step, args: argparse.Namespace) -> dict:

@@ -163,6 +163,31 @@ class HalfSteps(Measured):
             yield f"| {row['step']} | {' | '.join(cells)} |"
 
 
+class HalfKernels(Measured):
+    """The table of kernels in float32 and in bfloat16, beside PyTorch's; nothing without the
+    file."""
+
+    file = "half_kernels.json"
+
+    @staticmethod
+    def read(path: Path):
+        return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+    def lines(self, measured):
+        if measured is None:
+            return
+        columns = list(measured["rows"][0]["ms"])
+        yield f"Least milliseconds of a call on {measured['processor']} (`{measured['target']}`), "
+        yield f"{measured['threads']} threads, PyTorch {measured['torch']}, {measured['date']}:"
+        yield ""
+        yield f"| call | {' | '.join(columns)} |"
+        yield f"|---|{'---:|' * len(columns)}"
+        for row in measured["rows"]:
+            times = (row["ms"][column] for column in columns)
+            cells = (r"\-" if time is None else f"{time:.2f}" for time in times)
+            yield f"| {row['kernel']} | {' | '.join(cells)} |"
+
+
 class HalfMemory(Measured):
     """The table of the planned memory of training steps in half precision, beside float32."""
 
@@ -232,6 +257,7 @@ def setup(app):
     app.add_directive("accuracy-summary", Summary)
     app.add_directive("gradient-errors", Errors)
     app.add_directive("half-errors", HalfErrors)
+    app.add_directive("half-kernels", HalfKernels)
     app.add_directive("half-memory", HalfMemory)
     app.add_directive("half-steps", HalfSteps)
     app.add_directive("tested-versions", Versions)
