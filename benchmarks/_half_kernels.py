@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
+import tvm
 from torch import nn
 from torch.nn import functional as F
 
@@ -168,8 +169,11 @@ class _Module(nn.Module):
         return self.function(*tensors)
 
 
-def measure(case: Case, dtype: str) -> dict[str, dict[str, float]]:
-    """Return the errors of the result and of the gradients: ours and PyTorch's.
+def measure(
+    case: Case, dtype: str, target: tvm.target.Target | None = None
+) -> dict[str, dict[str, float]]:
+    """Return the errors of the result and of the gradients: ours, compiled for a target, and
+    PyTorch's.
 
     An error is the largest difference of an element from float64 of the same numbers, relative to
     the largest element of the same tensor. That of the gradients is the largest of all of them.
@@ -189,7 +193,7 @@ def measure(case: Case, dtype: str) -> dict[str, dict[str, float]]:
         wanted = _run(case.function, exact, grad.double())
         if wrapped is None:
             leaves = [x.clone().requires_grad_() for x in inputs]
-            wrapped = wrap(_Module(case.function), leaves)
+            wrapped = wrap(_Module(case.function), leaves, target=target)
         for name, function in (("relax_grad", wrapped), ("torch", case.function)):
             errors[name].append(list(_errors(_run(function, inputs, grad), wanted)))
     means = {

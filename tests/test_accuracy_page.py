@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from machines import of_halves
 
 from relax_grad.testing.check import TOLERANCES
 from relax_grad.testing.samples import sampled_operators
@@ -93,6 +94,19 @@ def test_no_kernel_in_half_precision_is_less_accurate_than_pytorch():
         if error > HALF_FACTOR * libraries["torch"][kind]
     }
     assert worse == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["products", "convolutions", "attention", "recurrent"])
+def test_tiles_are_no_less_accurate_than_pytorch(accuracy, torch, family):
+    """Kernels for a processor with tiles (AMX)."""
+    import _half_kernels as half
+
+    target = of_halves("amx")
+    for name, case in half.CASES[family].items():
+        errors = half.measure(case, "bfloat16", target)
+        for kind, error in errors["relax_grad"].items():
+            assert error <= HALF_FACTOR * errors["torch"][kind], (name, kind, errors)
 
 
 def test_the_figure_is_drawn_from_the_errors(accuracy, tmp_path):
