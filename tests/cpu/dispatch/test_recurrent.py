@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from calls import build, tensor
 from dispatched import HOST, check_dispatch, kernels_in
+from machines import of_halves
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
 from relax_grad.testing._program import numpy_dtype
-from relax_grad.transform import DispatchKernels
+from relax_grad.transform import DispatchKernels, Gradient
 
 T, B, H = (tirx.Var(name, "int64") for name in "tbh")
 
@@ -87,6 +88,27 @@ def test_slopes_that_nothing_reads_are_not_written():
         functions.append(DispatchKernels(HOST)(module)["grad_lstm_kernel"].script())
     lengths = [len(text.splitlines()) for text in functions]
     assert lengths[0] < lengths[1] < lengths[2]
+
+
+def test_all_products_of_a_step_are_in_tiles():
+    """Of a layer and of its gradients: with each step's state, and over all steps (AMX)."""
+    target, shapes = of_halves("amx"), [(8, 40, 64), (64, 192), (40, 48), (40, 48), (192, 48)]
+    params = [tensor(f"x{i}", shape, "bfloat16") for i, shape in enumerate(shapes)]
+
+    def loss(data, own, *others):
+        product = relax.BlockBuilder.current().emit(relax.op.matmul(data, own))
+        states = relax.BlockBuilder.current().emit(backward.lstm(product, *others))
+        return relax.op.mean(relax.op.astype(relax.TupleGetItem(states, 0), "float32"))
+
+    module = DispatchKernels(target)(Gradient("main")(build(params, loss)))
+    products = "matmul", "lstm", "recurrent"
+    kernels = [
+        function
+        for variable, function in module.functions_items()
+        if any(name in variable.name_hint for name in products)
+    ]
+    assert len(kernels) >= 5
+    assert all("relax_grad_tiles_add" in str(kernel) for kernel in kernels)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
