@@ -51,7 +51,9 @@ def convolution(site: CallSite) -> Kernel | None:
     if shapes is None or (conv := convolution_of(site, *shapes)) is None:
         return None
     if isinstance(conv, Conv3d):
-        return _of_volumes(conv, winograd, conv3d, site, shapes, [data, weight])
+        in_tiles = takes_conv(Gathering.forward(conv.slices, conv.depth))
+        makers = winograd, conv3d
+        return _of_volumes(conv, *makers, site, shapes, [data, weight], in_tiles=in_tiles)
     if _is_product(site, conv, data, weight):
         shapes = [shapes[1], shapes[0], shapes[2]]
         return Kernel(partial(matmul, _product(conv, False), site.cpu, shapes), [weight, data])
@@ -108,8 +110,9 @@ def _data_gradient(
     if isinstance(conv, Conv3d):
         if max(conv.depth.stride, *conv.slices.strides) > _LARGEST_STRIDE:
             return None
+        in_tiles = takes_conv(Gathering.backward(conv.slices, conv.depth))
         makers = winograd_backward_data, conv3d_backward_data
-        return _of_volumes(conv, *makers, site, shapes, [output_grad, weight])
+        return _of_volumes(conv, *makers, site, shapes, [output_grad, weight], in_tiles=in_tiles)
     if _is_product(site, conv, output_grad, weight):
         generator = partial(matmul, _product(conv, True), site.cpu, (kernel, out, data))
         return Kernel(generator, [weight, output_grad])
@@ -160,12 +163,17 @@ def _of_volumes(
     site: CallSite,
     shapes: list,
     arguments: list[relax.Expr],
+    *,
+    in_tiles: bool = False,
 ) -> Kernel | None:
-    """Return the kernel of a convolution over three axes."""
+    """Return the kernel of a convolution over three axes; ``in_tiles`` tells whether the direct one
+    multiplies tiles where the processor has them."""
     if conv.slices.is_depthwise:
         return None
-    of_pairs = _multiplies_pairs(site, *arguments)
-    make = _by_winograd(site, conv, by_winograd, of_pairs) or direct
+    make = direct
+    if not (in_tiles and _multiplies_tiles(site, *arguments)):
+        of_pairs = _multiplies_pairs(site, *arguments)
+        make = _by_winograd(site, conv, by_winograd, of_pairs) or direct
     return Kernel(partial(make, conv, site.cpu, shapes), arguments)
 
 

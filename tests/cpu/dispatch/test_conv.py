@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tvm
 from dispatched import HOST, check_dispatch, flat, kernels_in
+from machines import of_halves
 from programs import build, tensor, to_numpy
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
@@ -106,6 +107,30 @@ def test_depthwise_volumes_are_left():
         [(2, 8, 5, 6, 7), (8, 1, 3, 3, 3)], lambda x, w: relax.op.nn.conv3d(x, w, groups=8)
     )
     assert kernels_in(module) == []
+
+
+@pytest.mark.parametrize("channels", [15, 16])
+def test_volumes_of_bfloat16_are_in_tiles(channels):
+    """With at least 16 channels, where Winograd's filtering computes those of float32 (AMX). Weight
+    gradients widen their elements."""
+
+    def body(bb, data, weight):
+        y = bb.emit(relax.op.nn.conv3d(data, weight, padding=1))
+        return relax.op.sum(bb.emit(relax.op.astype(y, "float32")))
+
+    shapes = (2, channels, 4, 9, 8), (channels, channels, 3, 3, 3)
+    params = [tensor(name, shape, "bfloat16") for name, shape in zip("xw", shapes, strict=True)]
+    module = DispatchKernels(of_halves("amx"))(relax_grad.value_and_grad(build(params, body)))
+    found = {
+        variable.name_hint.rstrip("0123456789"): "relax_grad_tiles_add" in str(function)
+        for variable, function in module.functions_items()
+        if "conv3d" in variable.name_hint
+    }
+    assert found == {
+        "nn_conv3d_kernel": channels >= 16,
+        "grad_conv3d_backward_data_kernel": channels >= 16,
+        "grad_conv3d_backward_weight_kernel": False,
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Convolutions of images of bfloat16 and their data gradients by tiles (AMX), NCHW with OIHW.
+"""Convolutions of images and volumes of bfloat16, and their data gradients, by tiles (AMX), NCHW
+with OIHW.
 
 A target image is a sum of matrix products, one for each tap: ``target[v, pixel] += weight[v, r]
 source[r, pixel + offset]``. A task copies the rows of the source that it reads as planes of pairs
@@ -9,6 +10,9 @@ several rows, are computed at once. Sums of columns between two rows are not sto
 Where a target element is a step of several source elements from the next one, each remainder of
 rows and of columns by the step has separate planes, so that the elements which consecutive
 target elements read are neighbours.
+
+A volume is a sum of convolutions of images: a task copies the planes of each slice that an image of
+the target reads, except slices out of bounds.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from ..language.stealing import shared
 from ..language.vectors import interleaved
 from ..matmul.pairs import bits_of, joined
 from ._amx_lines import Lines, elements_of
+from ._packing import Images
 from .gathering import Gathering, Taps
 
 #: The channels of the source in a step of a tile, and the fewest of a group for which its empty
@@ -41,7 +46,7 @@ _LINE = 16
 
 def takes_conv(gathering: Gathering) -> bool:
     """Tell whether tiles compute a convolution faster than vectors."""
-    return gathering.is_flat and gathering.sources >= FEWEST_CHANNELS
+    return gathering.sources >= FEWEST_CHANNELS
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class ConvTiles:
         self.count = gathering.columns.count()
         self.distance = self.count + self.columns.span - 1
         self.planes = len(self.rows.remainders) * len(self.columns.remainders)
+        #: The most slices of a volume that an image of the target reads.
+        self.slices = max(taps.number for taps in gathering.slices.phases)
         self.task_rows = self._task_rows()
         self.row_blocks = ceil_div(gathering.rows.count(), self.task_rows)
         self.plane = self._plane()
@@ -92,7 +99,7 @@ class ConvTiles:
     def _task_rows(self) -> int:
         """Return the most rows of the target, of a phase, that a task computes."""
         count, most = self.g.rows.count(), self.cpu.tuning.convolutions.source
-        line = 4 * amx.STEPS * self.steps * self.planes * self.distance
+        line = 4 * amx.STEPS * self.steps * self.slices * self.planes * self.distance
         rows = max(1, most // line - self.rows.span + 1)
         return ceil_div(count, ceil_div(count, rows))
 
@@ -110,16 +117,18 @@ class ConvTiles:
         blocks = bind(const(1) * g.images * self.row_blocks)
         with shared(self.parts * blocks, self.cpu.cores) as task:
             part, block = bind(task // blocks), bind(task % blocks)
-            image = bind(block // self.row_blocks)
+            image = Images.of(g, bind(block // self.row_blocks), const(1))
             first = bind(block % self.row_blocks * self.task_rows)
             lines = bind(tirx.min(const(self.task_rows), g.rows.count() - first))
             each = ceil_div(self.blocks, self.parts)
             begin = bind(part * each)
             end = bind(tirx.min(begin + each, const(self.blocks)))
             # Tiles of the last rows read beyond the last plane.
-            size = self.planes * self.steps * amx.STEPS * self.plane
-            planes = b.scratch(size + amx.COLUMNS + self.vectors.lanes)
-            self._copy_source(source, planes, image, first, lines)
+            planes = b.scratch(self.slices * self._slice + amx.COLUMNS + self.vectors.lanes)
+            image.each_tap(
+                g.slices,
+                lambda tap: self._copy_source(source, planes, (image, tap), first, lines),
+            )
             with amx.tiles(self.height):
                 self._image(planes, tiles, target, image, (first, lines), (begin, end))
 
@@ -128,7 +137,17 @@ class ConvTiles:
     @property
     def _weights(self) -> int:
         """The elements of the weight of a block of target channels."""
-        return self.g.taps * self.height * self.pitch
+        return self.taps * self.height * self.pitch
+
+    @property
+    def taps(self) -> int:
+        """The taps of the weight, along all axes."""
+        return self.g.kernel[0] * self.g.taps
+
+    @property
+    def _slice(self) -> int:
+        """The elements of the planes of a slice."""
+        return self.planes * self.steps * amx.STEPS * self.plane
 
     def _copy_weight(self, weight: Half, tiles: tirx.Buffer) -> None:
         """Emit the copy of the weight as ``[group][block][tap][target][source]``, read in the order
@@ -146,11 +165,13 @@ class ConvTiles:
                     channel = (group * g.sources + r) * g.targets + first + v
                 else:
                     channel = (group * g.targets + first + v) * g.sources + r
-                at, to = bind(channel * g.taps), bind(start + v * self.pitch + r)
-                for tap in range(g.taps):
-                    place = g.taps - 1 - tap if g.source_major else tap
-                    each = place * (self.height * self.pitch)
-                    b.store(tiles, to + each, weight.raw[at + tap])
+                at, to = bind(channel * self.taps), bind(start + v * self.pitch + r)
+                with b.serial(0, g.kernel[0]) as i:
+                    for j in range(g.taps):
+                        tap = i * g.taps + j
+                        place = self.taps - 1 - tap if g.source_major else tap
+                        each = place * (self.height * self.pitch)
+                        b.store(tiles, to + each, weight.raw[bind(at + tap)])
 
             if g.source_major:
                 with b.serial(0, g.sources) as r, b.serial(0, number) as v:
@@ -163,26 +184,29 @@ class ConvTiles:
         self,
         source: Half,
         planes: tirx.Buffer,
-        image: tirx.PrimExpr,
+        part: tuple[Images, tirx.PrimExpr],
         first: tirx.PrimExpr,
         lines: tirx.PrimExpr,
     ) -> None:
-        """Emit the copy of the rows of an image that a task reads."""
-        g, rows, columns = self.g, self.rows, self.columns
-        stored = g.rows.stored * g.columns.stored
+        """Emit the copy of the rows of an image that a task reads: of the slice of a tap."""
+        (image, tap), g, rows, columns = part, self.g, self.rows, self.columns
+        plane = g.rows.stored * g.columns.stored
+        stored = g.slices.stored * plane
+        above = bind((image.slice + tap * image.taps.move) * (g.slices.apart * plane))
         number = bind(lines + (rows.span - 1))
         for i, down in enumerate(rows.remainders):
             for j, across in enumerate(columns.remainders):
                 at = i * len(columns.remainders) + j
-                begin = at * (self.steps * amx.STEPS * self.plane)
+                begin = tap * self._slice + at * (self.steps * amx.STEPS * self.plane)
                 with b.serial(0, self.steps * amx.STEPS) as pair:
-                    channel = bind(image * g.sources + 2 * pair)
+                    channel = bind(image.volume * g.sources + 2 * pair)
                     start = bind(begin + pair * self.plane)
                     exists = bind(tirx.min(const(2), g.sources - 2 * pair))
                     with b.serial(0, number) as y:
                         line = bind((first + y + rows.floors[0]) * g.rows.step + down)
                         to = bind(start + y * self.distance)
-                        here = bind(channel * stored + line * (g.rows.apart * g.columns.stored))
+                        down_here = line * (g.rows.apart * g.columns.stored)
+                        here = bind(channel * stored + above + down_here)
 
                         def copy(
                             here: tirx.PrimExpr = here,
@@ -274,12 +298,14 @@ class ConvTiles:
         planes: tirx.Buffer,
         tiles: tirx.Buffer,
         target: Tensor,
-        image: tirx.PrimExpr,
+        image: Images,
         rows: tuple,
         blocks: tuple,
     ) -> None:
         """Emit the sums of some rows of an image, for some blocks of target channels."""
         g, (first, lines) = self.g, rows
+        size = g.rows.target * g.columns.target
+        index = bind(image.first % g.slices.target)
         sums = amx.scratch(self._kept)
         pixels = bind((lines - 1) * self.distance + self.count)
         # Neighbouring pixels of all channels read the same elements of the planes.
@@ -291,12 +317,14 @@ class ConvTiles:
                 with b.serial(*blocks) as block:
                     v = bind(block * self.height)
                     channels = bind(tirx.min(const(self.height), g.targets - v))
-                    plane = (image * g.targets + v) * (g.rows.target * g.columns.target)
-                    to = _Target(target, bind(plane), first, lines, phase)
-                    at = bind((image % g.groups * self.blocks + block) * self._weights)
+                    channel = bind(image.volume * g.targets + v)
+                    plane = bind((channel * g.slices.target + index) * size)
+                    to = _Target(target, plane, first, lines, phase)
+                    at = bind((image.volume % g.groups * self.blocks + block) * self._weights)
                     tall = bind(tirx.Select(channels > amx.ROWS // 2, const(amx.ROWS), const(16)))
                     shape = (tall if self.height > 16 else const(16)), wide
-                    self._columns(planes, (tiles, at), sums, pixel, down, shape, channels, to)
+                    factors = planes, (tiles, at), image
+                    self._columns(factors, sums, pixel, down, shape, channels, to)
 
     @property
     def _kept(self) -> int:
@@ -306,8 +334,7 @@ class ConvTiles:
 
     def _columns(
         self,
-        planes: tirx.Buffer,
-        weights: tuple,
+        factors: tuple,
         sums: tirx.Buffer,
         pixel: tirx.PrimExpr,
         down: Taps,
@@ -318,9 +345,8 @@ class ConvTiles:
         """Emit the sums of a tile for each phase of the columns."""
         with b.serial(0, len(self.g.columns.phases)) as phase:
             start = bind(phase * amx.SIZE) if self._kept > 1 else const(0)
-            self._sum(
-                planes, weights, (sums, start), pixel, down, self.g.columns.taps(phase), shape
-            )
+            across = self.g.columns.taps(phase)
+            self._sum(factors, (sums, start), pixel, down, across, shape)
             if self._kept == 1:
                 self._store(sums, pixel, channels, to, phase)
         if self._kept > 1:
@@ -328,8 +354,7 @@ class ConvTiles:
 
     def _sum(
         self,
-        planes: tirx.Buffer,
-        weights: tuple,
+        factors: tuple,
         sums: tuple,
         pixel: tirx.PrimExpr,
         down: Taps,
@@ -337,23 +362,29 @@ class ConvTiles:
         shape: tuple,
     ) -> None:
         """Emit the sum over all taps of a phase."""
-        (buffer, start), (tiles, at), (rows, wide) = sums, weights, shape
+        (planes, (tiles, at), image), (buffer, start), (rows, wide) = factors, sums, shape
         each = self.steps * amx.STEPS * self.plane
         amx.clear(buffer, rows, start)
-        with b.serial(0, down.number) as i, b.serial(0, across.number) as j:
-            tap = (down.first + i * down.step) * self.g.kernel[2] + across.first + j * across.step
-            (row, y), (column, x) = self.rows.place(down, i), self.columns.place(across, j)
-            number = row * len(self.columns.remainders) + column
-            place = bind(number * each + y * self.distance + x + pixel)
-            amx.add(
-                buffer,
-                (tiles, bind(at + tap * (self.height * self.pitch)), 2 * self.pitch),
-                (planes, place, 4 * self.plane),
-                self.steps,
-                rows,
-                wide,
-                start,
-            )
+
+        def of_slice(tap: tirx.PrimExpr) -> None:
+            first = bind((image.taps.first + tap * image.taps.step) * self.g.taps)
+            with b.serial(0, down.number) as i, b.serial(0, across.number) as j:
+                line = first + (down.first + i * down.step) * self.g.kernel[2]
+                weight = line + across.first + j * across.step
+                (row, y), (column, x) = self.rows.place(down, i), self.columns.place(across, j)
+                number = row * len(self.columns.remainders) + column
+                place = tap * self._slice + number * each + y * self.distance + x + pixel
+                amx.add(
+                    buffer,
+                    (tiles, bind(at + weight * (self.height * self.pitch)), 2 * self.pitch),
+                    (planes, bind(place), 4 * self.plane),
+                    self.steps,
+                    rows,
+                    wide,
+                    start,
+                )
+
+        image.each_tap(self.g.slices, of_slice)
         amx.store(buffer, rows, start)
 
     def _store(
@@ -367,7 +398,7 @@ class ConvTiles:
         """Emit the store of the pixels of a tile, which may be on several rows, of one phase of the
         columns, or of both."""
         g, distance, width = self.g, self.distance, self.g.columns.target
-        rows, size = len(g.rows.phases), g.rows.target * width
+        rows, size = len(g.rows.phases), g.slices.target * g.rows.target * width
         first = b.quotient(pixel, distance)
         biases = biases_from(to.buffer, to.start)
         last = bind(tirx.min(b.quotient(pixel + (amx.COLUMNS - 1), distance) + 1, to.lines))

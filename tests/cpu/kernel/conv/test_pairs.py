@@ -121,6 +121,15 @@ def test_volumes():
     grouped = Conv2d(1, 10, 6, (5, 8), (2, 3), (1, 1), (0, 1, 1, 1), groups=2)
     depth = Windows(5, 3, 2, 1, 1, 1)
     check(VOLUMES, [Conv3d(slices, depth), Conv3d(grouped, depth)])
+    if not CPU.of(TARGET).tiles:
+        return
+    # With enough channels for them: strides, dilations, groups, slices out of bounds.
+    wide = Conv2d(2, 17, 35, (6, 7), (3, 3), (1, 2), (1, 1, 1, 1))
+    pairs = Conv2d(1, 36, 40, (5, 8), (2, 3), (2, 1), (0, 1, 1, 1), (1, 2), groups=2)
+    points = Conv2d(1, 16, 20, (4, 5), (1, 1))
+    many = Windows(6, 3, 3, 2, 2, 1), Windows(7, 2, 3, 1, 0, 3), Windows(4, 1, 2, 0, 0, 1)
+    convs = [Conv3d(wide, depth), Conv3d(pairs, many[0])]
+    check(VOLUMES[:2], [*convs, *(Conv3d(points, windows) for windows in many[1:])])
 
 
 @pytest.mark.parametrize("batch", [0, 9])
