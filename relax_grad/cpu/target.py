@@ -186,9 +186,9 @@ def x86_64(level: str, num_cores: int = 8, *, tiles: bool = False) -> tvm.target
     num_cores : int
         The number of cores that the work is divided for. Any number of threads may run the program.
     tiles : bool
-        Whether products of bfloat16 use the tiles of Intel's servers (AMX) where a processor has
-        them. They take about as long as those of float32 on other processors, so that this is for
-        programs that mostly run on such servers. Only for ``"v4"``.
+        Whether kernels of bfloat16 use the tiles of Intel's servers (AMX) where a processor has
+        them. On other processors, vectors compute the same sums, which takes longer than float32,
+        so that this is for programs that mostly run on such servers. Only for ``"v4"``.
 
     Raises
     ------
