@@ -194,6 +194,7 @@ class _TilePacking(TilePacking):
     Elements beyond the last column repeat the last ones, and are not stored in the result.
     """
 
+    p: Tiled
     weight: Quantized
 
     def pack_existing(self, source: tuple, target: tuple, depth: tuple, group: int) -> None:
