@@ -117,6 +117,7 @@ def test_steps_are_those_of_the_rounded_weights(form):
         np.testing.assert_allclose(np.sum(slope * direction), (ahead - back) / 2e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_adapters_learn_in_half_precision():
     """Products of frozen weights read data of bfloat16, and float32 scales, here in tiles (AMX)."""
     (module, values), target = network(), of_halves("amx")

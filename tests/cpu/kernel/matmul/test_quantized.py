@@ -66,11 +66,11 @@ def rounded(
 
 @pytest.fixture(scope="module")
 def tiled():
-    """The library of the products of all cases with data of bfloat16 by tiles, the names of their
+    """The library of the products of some cases with data of bfloat16 by tiles, the names of their
     functions for some numbers of threads, and the arguments and the factors in float64 of each."""
     target, rng, functions, cases = of_halves("amx"), np.random.default_rng(0), {}, []
     names: list[list[str]] = []
-    for rows, outputs, inputs, size, bits, zeros in CASES:
+    for rows, outputs, inputs, size, bits, zeros in [CASES[0], *CASES[3:]]:
         operands, _ = random_weight(rng, outputs, inputs, size, bits, zeros)
         matrix = rounded(*operands)[:, :inputs]
         weight = Quantized(outputs, -(-inputs // size), size, bits, zeros)

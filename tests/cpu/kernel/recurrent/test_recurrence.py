@@ -174,12 +174,10 @@ def test_results_of_bfloat16_are_rounded_once(name):
             np.testing.assert_allclose(result, value, rtol=1.01 * 2.0**-8, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", HALVES)
-def test_results_of_bfloat16_do_not_depend_on_the_threads(name):
+def test_results_of_tiles_do_not_depend_on_the_threads():
     """Nor on the sequences of a task, which are fewer for more threads."""
-    target = of_halves(name)
-    results = []
-    for cores in (1, 2, 21):
+    target, results = of_halves("amx"), []
+    for cores in (1, 21):
         cpu = replace(CPU.of(target), cores=cores)
         cases = [
             case
@@ -188,7 +186,7 @@ def test_results_of_bfloat16_do_not_depend_on_the_threads(name):
         ]
         computed = [result for results, _ in in_bfloat16(cases, target) for result in results]
         results.append([result.tobytes() for result in computed])
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("name", HALVES)
