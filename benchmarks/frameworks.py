@@ -71,7 +71,7 @@ def main() -> int:
     kernels = _kernels(args)
     if not steps and not kernels:
         raise SystemExit(f"no step contains {args.only!r}")
-    rows = _kept(args.out, about, "step") if args.only else {}
+    rows = _kept(args.out, about) if args.only else {}
     for step in steps:
         rows[step.name] = _measured(step, args)
         ordered = sorted(rows.values(), key=lambda row: order.index(row["step"]))
@@ -114,7 +114,7 @@ def _measure_kernels(kernels: list, args: argparse.Namespace, about: dict) -> No
     print(f"written to {path}")
 
 
-def _kept(path: Path, about: dict, key: str) -> dict[str, dict]:
+def _kept(path: Path, about: dict, key: str = "step") -> dict[str, dict]:
     """Return the rows of a file by their names, if the machine and the versions are the same."""
     if not path.exists():
         return {}
