@@ -160,9 +160,10 @@ def test_results_are_rounded_once():
         assert narrow.tobytes() == wide.astype(BFLOAT16).tobytes()
 
 
-@pytest.mark.parametrize(("make", "names"), IMAGES)
+@pytest.mark.parametrize(("make", "names"), [*IMAGES, VOLUMES[0]])
 def test_results_do_not_depend_on_the_threads(make, names):
     conv = Conv2d(3, 35, 67, (9, 11), (3, 3), (1, 1), (1, 1, 1, 1))
+    conv = Conv3d(conv, Windows(3, 2, 1, 1, 0, 1)) if make is conv3d else conv
     *operands, wanted = (getattr(conv, f"{name}_shape") for name in names)
     arrays = [RNG.normal(size=shape).astype(BFLOAT16) for shape in operands]
     functions = {f"f{cores}": kernel(make, conv, cores=cores) for cores in (1, 2, 5)}
