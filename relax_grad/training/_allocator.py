@@ -22,8 +22,9 @@ class Allocator:
     def __init__(self):
         #: The symbolic extents of the last call.
         self.extents: dict[str, int] = {}
-        #: The functions for which it has the memory, and how often it was freed before.
-        self._taken: set[tuple[str, int]] = set()
+        #: The functions for which it has the memory, how often it was freed before, and the steps
+        #: under way, whose results take memory too.
+        self._taken: set[tuple[str, int, int]] = set()
 
     def begin(self, extents: dict[str, int]) -> None:
         """Free the memory of tensors of other symbolic extents, which TVM would keep for each
@@ -33,9 +34,9 @@ class Allocator:
             Allocator._frees += 1
             self.extents = extents
 
-    def take(self, machine: Mapping, name: str, arguments: Sequence) -> None:
+    def take(self, machine: Mapping, name: str, arguments: Sequence, under_way: int = 0) -> None:
         """Take the memory of a function, so that a lack of memory is an error before it runs."""
-        wanted = name, Allocator._frees
+        wanted = name, Allocator._frees, under_way
         if wanted in self._taken:
             return
         try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
@@ -17,6 +18,8 @@ from ..ir.module import with_only
 from ..transform import PlainNames
 from . import _export
 from ._donation import donating
+from ._feed import Feed
+from ._moment import Call
 
 #: The kinds of devices that a trainer takes, each with TVM's name of its target.
 _KINDS = {"cuda": "cuda"}
@@ -47,6 +50,22 @@ class Place:
     def machine(self, executable: tvm.runtime.Executable) -> Mapping[str, Callable]:
         """Return the functions of an executable by their names."""
         return relax.VirtualMachine(executable, tvm.cpu())
+
+    def feed(self, ahead: int) -> Feed | None:
+        """Return what lets so many steps begin before the results of the one before them are read;
+        None if a step computes before it returns."""
+        return None
+
+    def goes_on(self, calls: Sequence[Call]) -> Sequence[tvm.runtime.Tensor]:
+        """Return the last arguments of a step after the steps under way."""
+        return ()
+
+    def call(
+        self, machine: Mapping[str, Callable], name: str, arguments: list, feed: Feed | None
+    ) -> tuple[Callable, list]:
+        """Return a compiled function, which no interrupt divides, and its arguments where it takes
+        them."""
+        return machine[name], arguments
 
     def groups(self, groups: Mapping[str, list]) -> dict[str, list]:
         """Return the tensors of a state where the functions take them."""
@@ -82,10 +101,11 @@ class DevicePlace(Place):
         options = {"relax_pipeline": _scheduled(target), **(options or {})}
         super().__init__(target, options)
         self.device, self._library = device, library
+        self._true = tvm.runtime.tensor(np.array(True), device)
 
     def step(self, step: Any) -> tvm.runtime.Executable:
         with shown(f"compiling the training step for {self.device}"):
-            module = donating(step) if self._donates else step.module
+            module = donating(step, is_chained=True) if self._donates else step.module
             return self.module(module, roots_of(step))
 
     def module(self, module: tvm.IRModule, roots: list[str] | None = None) -> Any:
@@ -94,6 +114,23 @@ class DevicePlace(Place):
 
     def machine(self, executable: tvm.runtime.Executable) -> Mapping[str, Callable]:
         return _Machine(relax.VirtualMachine(executable, self.device), self._moved)
+
+    def feed(self, ahead: int) -> Feed | None:
+        # Other steps would change tensors after a step that is not finite.
+        return Feed(self.device, ahead) if ahead and self._donates else None
+
+    def goes_on(self, calls: Sequence[Call]) -> Sequence[tvm.runtime.Tensor]:
+        if not self._donates:
+            return ()
+        return calls[-1].further if calls else [self._true]
+
+    def call(
+        self, machine: Mapping[str, Callable], name: str, arguments: list, feed: Feed | None
+    ) -> tuple[Callable, list]:
+        function = machine.function(name) if isinstance(machine, _Machine) else machine[name]
+        if feed is not None:
+            arguments = feed.staged(arguments)
+        return function, list(map(self._moved, arguments))
 
     def groups(self, groups: Mapping[str, list]) -> dict[str, list]:
         return {name: list(map(self._moved, tensors)) for name, tensors in groups.items()}
@@ -117,6 +154,10 @@ class _Machine(Mapping):
 
     def __init__(self, machine: relax.VirtualMachine, moved: Callable):
         self._machine, self._moved = machine, moved
+
+    def function(self, name: str) -> Callable:
+        """Return a function that takes tensors of the device only."""
+        return self._machine[name]
 
     def __getitem__(self, name: str) -> Callable:
         function = self._machine[name]

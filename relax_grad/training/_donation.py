@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 
 import tvm
@@ -18,19 +18,31 @@ from ._slots import SCALE_SLOTS
 from ._tensors import finite
 
 
-def donating(step) -> tvm.IRModule:
+def donating(step, is_chained: bool = False) -> tvm.IRModule:
     """Return the module of a ``TrainStep`` whose functions take the memory of parameters, states
     and optimizer state.
 
     The caller gives up these arguments, and uses the results instead. If the loss is not
     finite, the results are the arguments, except a dynamic loss scale and its count of steps. These
     two have separate memory: the caller may still reject the step.
+
+    Parameters
+    ----------
+    step : TrainStep
+        The step.
+    is_chained : bool
+        Whether a step may be called before the results of earlier ones are known. The functions
+        then take one more argument, a truth value, and return one more result: whether the argument
+        is true, the loss is finite and the step was applied. If the argument is false, the donated
+        tensors keep their values. With the result of one call as the argument of the next, no step
+        after one that is not finite changes anything.
     """
     module = step.module
     names = {variable.name_hint for variable in module.get_global_vars()}
     kept, is_skipped = kept_results(step)
+    applied = step.metrics.index("applied") if is_skipped else None
     functions = {
-        name: _donating(module, name, is_skipped, kept)
+        name: _donating(module, name, applied, kept, is_chained)
         for name in ("step", "accumulate")
         if name in names
     }
@@ -45,18 +57,25 @@ def kept_results(step) -> tuple[list[int], bool]:
     return kept, "applied" in step.metrics
 
 
-def _donating(module: tvm.IRModule, name: str, is_skipped: bool, kept: list[int]) -> relax.Function:
+def _donating(
+    module: tvm.IRModule, name: str, applied: int | None, kept: list[int], is_chained: bool
+) -> relax.Function:
+    """Return a function that takes the memory of its arguments. ``applied`` is the place of a
+    metric: the step itself leaves everything as it was if a value is not finite."""
     function = module[name]
     # ``step`` and ``accumulate`` end with these groups; their results are the last fields.
     count = len(function.params)
     donated = [[count - 4, 3], [count - 2, 4], [count - 1, 5, *kept]]
-    if not is_skipped:
-        function = _guarded(function, donated)
+    if applied is None or is_chained:
+        function = _guarded(function, donated, applied, is_chained)
     return function.with_attrs({"global_symbol": name, DONATED: donated})
 
 
-def _guarded(function: relax.Function, donated: list[list[int]]) -> relax.Function:
-    """Return a function that returns its arguments if the loss is not finite.
+def _guarded(
+    function: relax.Function, donated: list[list[int]], applied: int | None, is_chained: bool
+) -> relax.Function:
+    """Return a function that returns its arguments if the loss is not finite, or if an earlier step
+    of its chain was not.
 
     The selection of a tensor comes directly after its new value. Selections at the end would keep
     all new values alive beside the old ones, and no loop could compute both a new value and its
@@ -72,33 +91,69 @@ def _guarded(function: relax.Function, donated: list[list[int]]) -> relax.Functi
     places = {binding.var: i for i, binding in enumerate(bindings)}
     names = _names(values)
     fields = _fields(function.body.body, values)
-    loss = fields[0]
-    is_finite = (relax.DataflowVar if is_whole else relax.Var)(
-        "is_finite", relax.TensorType((), "bool")
-    )
-    condition = op.reshape(finite(loss), ()) if loss.ty.ndim else finite(loss)
-    known = places.get(loss, -1)
-    added: list[tuple[int, relax.Binding]] = [(known, relax.VarBinding(is_finite, condition))]
+    guard = _Guard(places, is_whole and not is_chained)
+    is_finite = guard.bind("is_finite", _is_finite(fields[0]), used(fields[0]))
+    params, condition = list(function.params), is_finite
+    if is_chained:
+        goes_on = relax.Var("goes_on", relax.TensorType((), "bool"))
+        params.append(goes_on)
+        condition = guard.bind("goes_on_after", op.logical_and(goes_on, is_finite), [is_finite])
+        fields.append(condition)
+        if applied is not None:
+            metric = _fields(fields[1], values)[applied]
+            is_applied = op.equal(metric, relax.const(1.0, dtype_of(metric.ty)))
+            is_applied = guard.bind("is_applied", is_applied, used(metric))
+            after = op.logical_and(condition, is_applied)
+            fields[-1] = guard.bind("is_whole", after, [condition, is_applied])
+            condition = goes_on
     for at, i, *_ in donated:
         old, chosen = function.params[at], []
         for k, value in enumerate(_fields(fields[i], values)):
             if not _is_field(values.get(value, value), old, k):
                 before = names.get((old, k), relax.TupleGetItem(old, k))
-                selection = op.where(is_finite, value, before)
-                operands = [*used(value), *used(before)]
-                place = max(known, *(places.get(operand, -1) for operand in operands))
+                selection = op.where(condition, value, before)
+                operands = [condition, *used(value), *used(before)]
                 value = relax.Var(f"{old.name}_{k}", old.ty.fields[k])
-                added.append((place, relax.VarBinding(value, selection)))
+                guard.add(value, selection, operands)
             chosen.append(value)
         fields[i] = relax.Tuple(chosen)
-    ordered = [binding for _, binding in sorted([*enumerate(bindings), *added], key=itemgetter(0))]
+    ordered = sorted([*enumerate(bindings), *guard.added], key=itemgetter(0))
     result = relax.Tuple(fields)
-    block = _outputs(ordered, result) if is_whole else relax.BindingBlock(ordered)
-    body = normalized(function.params, relax.SeqExpr([block], result))
+    block: relax.BindingBlock
+    if is_whole:
+        block = _outputs([binding for _, binding in ordered], result)
+    else:
+        block = relax.BindingBlock([binding for _, binding in ordered])
+    body = normalized(params, relax.SeqExpr([block], result))
     guarded = relax.Function(
-        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-    )
+        params, body, None if is_chained else function.ret_ty, function.is_pure, function.attrs,
+        function.span,
+    )  # fmt: skip
     return guarded if is_whole else in_dataflow(guarded)
+
+
+class _Guard:
+    """Bindings that are added to a function, each after its operands."""
+
+    def __init__(self, places: Mapping[relax.Var, int], is_local: bool):
+        self._places, self._is_local = dict(places), is_local
+        self.added: list[tuple[int, relax.Binding]] = []
+
+    def bind(self, name: str, value: relax.Expr, operands: Iterable[relax.Expr]) -> relax.Var:
+        """Bind a truth value."""
+        kind = relax.DataflowVar if self._is_local else relax.Var
+        variable = kind(name, relax.TensorType((), "bool"))
+        self.add(variable, value, operands)
+        return variable
+
+    def add(self, variable: relax.Var, value: relax.Expr, operands: Iterable[relax.Expr]) -> None:
+        place = max((self._places.get(operand, -1) for operand in operands), default=-1)
+        self._places[variable] = place
+        self.added.append((place, relax.VarBinding(variable, value)))
+
+
+def _is_finite(loss: relax.Expr) -> relax.Expr:
+    return op.reshape(finite(loss), ()) if loss.ty.ndim else finite(loss)
 
 
 def _is_whole(function: relax.Function, donated: list[list[int]]) -> bool:

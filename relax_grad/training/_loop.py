@@ -4,13 +4,14 @@ module."""
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from .._validation import check_call, check_integer, described
+from ._ahead import Ahead, ahead_of, parts_of, step_of
+from ._feed import Feed
 from ._inputs import NO_BATCH, check_loader, result_of
 from ._progress import Bar
 from ._slots import LR, Hyperparameter
@@ -40,6 +41,7 @@ class Loop:
         evaluate: Callable | None,
         patience: int | None,
         monitor: str,
+        ahead: int | None = None,
     ):
         self._trainer, self._loader = trainer, loader
         self._scheduler = schedule if isinstance(schedule, Scheduler) else None
@@ -50,6 +52,7 @@ class Loop:
         #: The scheduler that takes the monitored value after each epoch, if it is one.
         self._plateau = self._scheduler if "ReduceLROnPlateau" in kinds else None
         self._check()
+        self._feed = trainer._at.feed(ahead_of(ahead, callbacks, self._scheduler))
 
     def _check(self) -> None:
         patience, schedule = self._patience, self._schedule
@@ -212,25 +215,25 @@ class Loop:
         count = len(loader) if isinstance(loader, Sized) else None
         bar.begin(title, count, trainer.batch)
         seen = 0
-        for batch in loader:
-            seen += 1
-            if seen <= trainer.batch:  # before the file was saved
-                continue
-            before = trainer.updates
-            # The step and the batch count at once.
-            trainer._place = trainer.steps, trainer.batch + 1
-            try:
-                result = self._step(batch)
-            finally:
-                trainer._place = None
-            bar.advance(result.loss)
-            if scheduler is not None and trainer.updates > before:
-                with warnings.catch_warnings():
-                    # Its optimizer takes no step: the compiled function does.
-                    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-                    scheduler.step()
-            if any([callback(trainer) is True for callback in self._callbacks]):  # noqa: C419 (each is called)
-                return False
+        if self._feed is not None:
+            seen = self._epoch_ahead(self._feed, scheduler, bar)
+        else:
+            for batch in loader:
+                seen += 1
+                if seen <= trainer.batch:  # before the file was saved
+                    continue
+                before = trainer.updates
+                # The step and the batch count at once.
+                trainer._place = trainer.steps, trainer.batch + 1
+                try:
+                    result = self._step(batch)
+                finally:
+                    trainer._place = None
+                bar.advance(result.loss)
+                if scheduler is not None and trainer.updates > before:
+                    step_of(scheduler)
+                if any([callback(trainer) is True for callback in self._callbacks]):  # noqa: C419 (each is called)
+                    return False
         if not seen:
             raise ValueError(f"the loader gave no batch; {NO_BATCH}")
         if seen < trainer.batch:
@@ -240,7 +243,24 @@ class Loop:
             )
         return True
 
+    def _epoch_ahead(self, feed: Feed, scheduler: Scheduler | None, bar: Bar) -> int:
+        """Run the rest of an epoch on a device that runs after the host; return the number of
+        batches."""
+        trainer, seen = self._trainer, 0
+        with Ahead(trainer, feed, self._settings, scheduler, bar.advance) as steps:
+            for batch in self._loader:
+                seen += 1
+                if seen > trainer._moment.expected().batch:
+                    steps.begin(batch)
+        return seen
+
     def _step(self, batch: object) -> StepResult:
+        trainer = self._trainer
+        values, named = parts_of(batch)
+        return trainer.step(*values, **{**named, **self._settings(trainer.updates)})
+
+    def _settings(self, update: int) -> dict[str, float]:
+        """Return the learning rates of an update."""
         trainer, settings = self._trainer, {}
         if self._scheduler is not None:
             hyperparameters = trainer.train_step.hyperparameters
@@ -253,11 +273,9 @@ class Loop:
                 )
             settings = dict(zip(names, map(float, rates), strict=True))
         elif self._schedule is not None:
-            rate = self._schedule(trainer.updates)
+            rate = self._schedule(update)
             settings = {"lr": result_of("schedule must return a number, but it returns", rate)}
-        if isinstance(batch, Mapping):
-            return trainer.step(**{**batch, **settings})
-        return trainer.step(*(batch if isinstance(batch, list | tuple) else (batch,)), **settings)
+        return settings
 
 
 def _check_sequence(scheduler: object) -> None:

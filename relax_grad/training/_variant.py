@@ -122,5 +122,5 @@ class Variants:
                 "the batches differ from the examples of the import, which have "
                 f"{self._others.rows} rows: import the model with an example of the batches' size "
                 "for the fastest step",
-                stacklevel=5,
+                stacklevel=6,
             )

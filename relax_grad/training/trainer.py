@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
@@ -32,6 +31,9 @@ from ._values import named
 from ._variant import Variant, Variants
 from .history import COUNTERS, History
 from .step import StepResult, Tensors, TrainStep
+
+if TYPE_CHECKING:
+    from ._feed import Feed
 
 
 def _remedy(step: object) -> str:
@@ -261,24 +263,39 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
             return self._step(batch, lr, others)
 
     def _step(self, batch: tuple, lr: float | None, others: dict) -> StepResult:
-        start, moment = time.perf_counter(), self._settled()
+        steps = self._settled().steps
+        call = self._begin(batch, lr, others)
+        self._settled()
+        if call.is_rejected:
+            raise call.error(steps)
+        outputs = dict(zip(self.train_step.outputs, call.outputs, strict=True))
+        return StepResult(*call.results(), outputs)
+
+    def _begin(
+        self, batch: tuple, lr: float | None, others: dict, feed: Feed | None = None
+    ) -> Call:
+        """Call the compiled step after the steps under way. With a feed, a device may still compute
+        it afterwards."""
+        start = time.perf_counter()
         scalars = scalars_of(self.train_step.hyperparameters, lr, others)
         variant, arguments = self._batch(batch, others)
         self._check_extents(variant)
         self._variants.note(variant)
+        moment = self._moment.expected()
         updates = is_update(moment.steps, moment.skipped, self.train_step.accumulate)
         name = "step" if updates else "accumulate"
         numbers = (np.array(value, "float64") for value in scalars.values())
         arguments = [
             *arguments,
-            *map(tvm.runtime.tensor, (*numbers, self._seed())),
+            *map(tvm.runtime.tensor, (*numbers, self._seed(moment))),
             *(moment.groups[group] for group in GROUPS),
+            *self._at.goes_on(moment.calls),
         ]
-        self._allocator.take(variant.machine, name, arguments)
+        function, arguments = self._at.call(variant.machine, name, arguments, feed)
+        self._allocator.take(variant.machine, name, arguments, len(moment.calls))
         call = Call(
-            variant.machine[name],
+            function,
             arguments,
-            moment.history,
             metrics=self.train_step.metrics,
             updates=updates,
             skips=self.on_nan == "skip",
@@ -286,19 +303,11 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
             batch=self._batch_after(moment),
             start=start,
         )
-        self._moment = moment._replace(call=call)
+        self._moment = self._moment._replace(calls=(*moment.calls, call))
         call.run()
-        self._settled()
-        value, metrics = call.results()
-        if call.is_rejected:
-            cause = "a gradient is not finite" if math.isfinite(value) else f"the loss is {value}"
-            raise FloatingPointError(
-                f"{cause} in step {moment.steps}; everything is as before the step. Lower the "
-                "learning rate, clip the gradients, "
-                'or skip such batches with on_nan="skip"'
-            )
-        outputs = dict(zip(self.train_step.outputs, call.outputs, strict=True))
-        return StepResult(value, metrics, outputs)
+        if feed is not None:
+            feed.follow(call)
+        return call
 
     def _batch(self, batch: Sequence, others: Mapping) -> tuple[Variant, list[tvm.runtime.Tensor]]:
         """Return the step for a batch, and the inputs and targets as tensors."""
@@ -317,6 +326,8 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
     ) -> list[tvm.runtime.Tensor]:
         """Return inputs and targets as tensors of these types."""
         tensors, symbols = variant.tensors(values, types)
+        if symbols != self._allocator.extents:
+            self._wait()
         self._allocator.begin(symbols)
         return tensors
 
@@ -338,6 +349,7 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         patience: int | None = None,
         monitor: str = "loss",
         progress: bool = True,
+        ahead: int | None = None,
     ) -> History:
         """Train until ``epochs`` epochs are complete, counted from the first.
 
@@ -376,6 +388,11 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
             ``evaluate``'s results.
         progress : bool
             Whether to show a progress bar, if rich is installed.
+        ahead : int, optional
+            On a device, the number of steps that begin before the loss of the step before them is
+            read, by default 2. The results have the same bits with any number. Each of these steps
+            keeps its batch on the device. With callbacks, which see the trainer after each step,
+            it is 0. On a CPU it has no effect.
 
         Returns
         -------
@@ -392,7 +409,8 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         self._settled()
         if not isinstance(progress, bool):
             raise TypeError(f"progress must be True or False, but it is {progress!r}")
-        Loop(self, loader, schedule, callbacks, evaluate, patience, monitor).run(epochs, progress)
+        loop = Loop(self, loader, schedule, callbacks, evaluate, patience, monitor, ahead)
+        loop.run(epochs, progress)
         return self.history
 
     # Prediction
@@ -471,9 +489,10 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         averages = averages_of(self._group("params"), self._group("optimizer_state"))
         return {**self._values(), **averages}
 
-    def _seed(self) -> np.ndarray:
+    def _seed(self, moment: Moment | None = None) -> np.ndarray:
         """Return the seed of the next step."""
-        return np.array((self.seed << 32) | (self.steps & 0xFFFFFFFF), "int64")
+        moment = self._settled() if moment is None else moment
+        return np.array((moment.seed << 32) | (moment.steps & 0xFFFFFFFF), "int64")
 
     # Files
 
@@ -593,6 +612,7 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         ValueError
             If the file is damaged or belongs to another step. The trainer is then as before.
         """
+        self._wait()
         groups, counters, history, more = read_state(path, self.train_step)
         fields: dict[str, Any] = counters
         groups = self._at.groups(groups)

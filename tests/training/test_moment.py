@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import os
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from interrupts import Interrupt, interrupted, state_of
 from training_models import START, batches, module_of
 
 from relax_grad.errors import BrokenTrainerError
@@ -28,49 +27,6 @@ from relax_grad.training import (
 
 #: The files whose bytecodes are interrupted.
 FILES = {module.__file__ for module in (_loop, _moment, _outcome, history, trainer)}
-COUNTERS = ("seed", "steps", "updates", "skipped", "epoch", "batch")
-
-
-class Interrupt(BaseException):
-    pass
-
-
-@contextlib.contextmanager
-def interrupted(number: int):
-    """Interrupt the bytecode of this number, from 0, of the code of trainers; give a list that gets
-    its place."""
-    left, place = number, []
-
-    def trace(frame, event, _):
-        nonlocal left
-        if frame.f_code.co_filename not in FILES:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            if left == 0 and not place:
-                place.append((frame.f_code.co_name, frame.f_lineno))
-                raise Interrupt
-            left -= 1
-        return trace
-
-    previous = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield place
-    except Interrupt:
-        pass
-    finally:
-        sys.settrace(previous)
-
-
-def state_of(trained: Trainer) -> dict:
-    """Return all that a file would have, apart from the times of steps."""
-    groups = (trained.params, trained.states, trained.optimizer_state)
-    tensors = {name: value.numpy().tobytes() for group in groups for name, value in group.items()}
-    columns = dataclasses.asdict(trained.history)
-    columns.pop("seconds")
-    columns = {name: repr(values) for name, values in columns.items()}  # NaN is not NaN
-    return {**tensors, **columns, **{name: getattr(trained, name) for name in COUNTERS}}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +75,7 @@ def test_each_bytecode_of_a_step_is_interrupted(make, on_nan, tmp_path):
         if trained.steps == 11:
             trained.load(tmp_path / "start")
         steps = trained.steps
-        with interrupted(number) as place:
+        with interrupted(number, FILES) as place:
             run(trained)
         assert state_of(trained) == states[trained.steps], place
         befores += trained.steps == steps
@@ -136,7 +92,7 @@ def test_a_fit_that_is_interrupted_goes_on(make):
     reference.fit(loader, epochs, evaluate=lambda _: {"number": 1.0}, progress=False)
     trained = make()
     for number in range(0, 10_000, 83):
-        with interrupted(number):
+        with interrupted(number, FILES):
             trained.fit(loader, epochs, evaluate=lambda _: {"number": 1.0}, progress=False)
         assert trained.steps == 3 * trained.epoch + trained.batch
         if trained.epoch == epochs:
@@ -248,7 +204,7 @@ def test_a_load_that_is_interrupted(make, tmp_path):
     found, place, number = [], True, 0
     while place:
         first = make() if found[-1:] == [new] else first
-        with interrupted(number) as place:
+        with interrupted(number, FILES) as place:
             first.load(tmp_path / "state")
         found.append(state_of(first))
         assert found[-1] in (old, new)
