@@ -92,22 +92,25 @@ def _guarded(
     names = _names(values)
     fields = _fields(function.body.body, values)
     guard = _Guard(places, is_whole and not is_chained)
-    is_finite = guard.bind("is_finite", _is_finite(fields[0]), used(fields[0]))
-    params, condition = list(function.params), is_finite
+    params, selections = list(function.params), donated
+    condition = is_finite = guard.bind("is_finite", _is_finite(fields[0]), used(fields[0]))
     if is_chained:
         goes_on = relax.Var("goes_on", relax.TensorType((), "bool"))
         params.append(goes_on)
-        condition = guard.bind("goes_on_after", op.logical_and(goes_on, is_finite), [is_finite])
-        fields.append(condition)
-        if applied is not None:
-            metric = _fields(fields[1], values)[applied]
-            is_applied = op.equal(metric, relax.const(1.0, dtype_of(metric.ty)))
-            is_applied = guard.bind("is_applied", is_applied, used(metric))
-            after = op.logical_and(condition, is_applied)
-            fields[-1] = guard.bind("is_whole", after, [condition, is_applied])
-            condition = goes_on
-    for at, i, *_ in donated:
-        old, chosen = function.params[at], []
+        if applied is None:
+            condition = guard.bind("goes_on_after", op.logical_and(goes_on, is_finite), [is_finite])
+            fields.append(condition)
+        else:
+            # The step selects its results already.
+            selections = []
+            chosen = values[_fields(fields[1], values)[applied]].args[0]
+            own = relax.Var("is_applied", chosen.ty)
+            bindings[places[chosen]] = relax.VarBinding(own, values[chosen])
+            guard.put(places[chosen], chosen, op.logical_and(goes_on, own))
+            after = op.logical_and(is_finite, chosen)
+            fields.append(guard.bind("goes_on_after", after, [is_finite, chosen]))
+    for at, i, *_ in selections:
+        old, selected = function.params[at], []
         for k, value in enumerate(_fields(fields[i], values)):
             if not _is_field(values.get(value, value), old, k):
                 before = names.get((old, k), relax.TupleGetItem(old, k))
@@ -115,8 +118,8 @@ def _guarded(
                 operands = [condition, *used(value), *used(before)]
                 value = relax.Var(f"{old.name}_{k}", old.ty.fields[k])
                 guard.add(value, selection, operands)
-            chosen.append(value)
-        fields[i] = relax.Tuple(chosen)
+            selected.append(value)
+        fields[i] = relax.Tuple(selected)
     ordered = sorted([*enumerate(bindings), *guard.added], key=itemgetter(0))
     result = relax.Tuple(fields)
     block: relax.BindingBlock
@@ -148,6 +151,10 @@ class _Guard:
 
     def add(self, variable: relax.Var, value: relax.Expr, operands: Iterable[relax.Expr]) -> None:
         place = max((self._places.get(operand, -1) for operand in operands), default=-1)
+        self.put(place, variable, value)
+
+    def put(self, place: int, variable: relax.Var, value: relax.Expr) -> None:
+        """Bind a variable after the binding at a place."""
         self._places[variable] = place
         self.added.append((place, relax.VarBinding(variable, value)))
 

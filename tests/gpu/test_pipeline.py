@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from compile_cuda import TARGET, missing
-from gpu_steps import emulated
+from gpu_steps import GOES_ON, emulated
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -102,6 +102,11 @@ def test_emulated_steps_are_those_of_the_cpu(case):
                 first.step(np.full((2, 3, 8, 8), np.nan, "float32"))
             for name, value in states(first).items():
                 assert after[name].tobytes() == value.tobytes(), f"{name} of a rejected step"
+        GOES_ON.copyfrom(np.array(False))  # an earlier step was not applied
+        first.step(*batches[0])
+        GOES_ON.copyfrom(np.array(True))
+        for name, value in states(first).items():
+            assert after[name].tobytes() == value.tobytes(), f"{name} of a step that is void"
 
 
 def facts(module):

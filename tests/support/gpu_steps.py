@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from unittest import mock
 
+import numpy as np
 import tvm
 from compile_cuda import Compiled, compile_for_cuda
 
 from relax_grad.training import Trainer, TrainStep, _device
 from relax_grad.training import trainer as trainer_module
 from relax_grad.training._donation import donating
+from relax_grad.training._moment import Call
+
+#: The last argument of a step: the steps before it were applied.
+GOES_ON = tvm.runtime.tensor(np.array(True))
 
 
 class _Emulated(_device.Place):
@@ -23,9 +28,12 @@ class _Emulated(_device.Place):
 
     def step(self, step: TrainStep) -> tvm.runtime.Executable:
         if self.compiled is None:
-            module = _device.prepared(donating(step), _device.roots_of(step))
+            module = _device.prepared(donating(step, is_chained=True), _device.roots_of(step))
             self.compiled = compile_for_cuda(module, "relax_grad")
         return self.compiled.executable
+
+    def goes_on(self, calls: Sequence[Call]) -> Sequence[tvm.runtime.Tensor]:
+        return calls[-1].further if calls else [GOES_ON]
 
 
 @contextlib.contextmanager
