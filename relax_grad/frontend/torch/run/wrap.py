@@ -61,8 +61,8 @@ def wrap(
     Returns
     -------
     wrapped : nn.Module
-        The module. After a forward pass in training mode, its buffers have their new values. Random
-        numbers have a seed from the generator of PyTorch.
+        The module, which stays on the CPU. After a forward pass in training mode, its buffers have
+        their new values. Random numbers have a seed from the generator of PyTorch.
 
     Raises
     ------
@@ -187,6 +187,17 @@ class Wrapped(nn.Module):
         self.training = self._original.training
         return self
 
+    def cuda(self, device: Any = None) -> Wrapped:
+        """Raise ValueError: a wrapped module runs on the CPU."""
+        raise _moved("cuda" if device is None else device)
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> Wrapped:
+        """Convert the tensors, also when a module converts that has this one as a part."""
+        device = fn(torch.empty(0)).device
+        if device.type not in ("cpu", "meta"):
+            raise _moved(device)
+        return super()._apply(fn, recurse)
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the state_dict of the original module."""
         return self._original.state_dict(*args, **kwargs)
@@ -228,6 +239,14 @@ class Wrapped(nn.Module):
             self.__dict__["_layout"] = None
             return self.forward(*args, **kwargs)
         return program.run(inputs, tensors)
+
+
+def _moved(device: object) -> ValueError:
+    return ValueError(
+        f"a wrapped module runs on the CPU, and cannot move to {device}. To train on a GPU, write "
+        "Trainer(train_step(from_module(model, (x,), loss=loss, targets=(y,)), AdamW(lr=0.01)), "
+        'device="cuda")'
+    )
 
 
 class _Functions:

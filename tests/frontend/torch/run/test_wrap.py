@@ -7,6 +7,7 @@ import io
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -209,6 +210,19 @@ def test_other_arguments_that_do_not_fit(pair):
     model.double()
     with pytest.raises(ValueError, match=r"0\.weight has shape .* and dtype torch.float64"):
         model(X)
+
+
+def test_a_move_to_a_gpu_is_refused(pair):
+    """Also as a part of a module that moves; conversions on the CPU go on."""
+    model, _ = pair
+    on_gpu = SimpleNamespace(device=torch.device("cuda:1"))
+    message = r"runs on the CPU, and cannot move to cuda.*Trainer\(.*device=\"cuda\"\)"
+    with pytest.raises(ValueError, match=message):
+        model.cuda()
+    with pytest.raises(ValueError, match=message.replace("cuda.*T", "cuda:1.*T")):
+        torch.nn.Sequential(model)._apply(lambda tensor: on_gpu)
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+    assert model.to("cpu", torch.float32) is model
 
 
 def test_arguments_of_wrap():
