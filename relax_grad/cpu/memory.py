@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import tvm
 
+from .pipeline import stages_of
 from .storages import PLANS, Planned, storages_of
 from .target import CPU
 
@@ -23,18 +24,23 @@ def planned(
     name : str
         The function.
     target : tvm.target.Target
-        A CPU.
+        A CPU, or a device with passes of this package.
     extents : Mapping[str, int]
         The values of symbolic extents.
 
     Raises
     ------
     ValueError
-        If the target is no CPU, or the value of an extent is missing.
+        If the target has no such pipeline, or the value of an extent is missing.
     """
     if CPU.of(target) is None:
-        raise ValueError(f"target must be a CPU, but it is {target}")
-    mod = _lowered(mod, target)
+        steps = stages_of(target)
+        if steps is None:
+            raise ValueError(f"target must be a CPU or of the kind cuda, but it is {target}")
+        with target:
+            mod = _until_plan(mod, steps)
+    else:
+        mod = _lowered(mod, target)
     return storages_of(mod, name, extents)
 
 
@@ -51,8 +57,12 @@ def _lowered(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
             dispatch: tvm.transform.Pass = DispatchKernels(target)
         else:
             dispatch = DeclareKernels(target, 2, declarations.kernel)
-        for step in passes(target, dispatch, declarations is not None, declarations):
-            mod = step(mod)
-            if step.info.name == PLANS:
-                break
+        return _until_plan(mod, passes(target, dispatch, declarations is not None, declarations))
+
+
+def _until_plan(mod: tvm.IRModule, steps: Iterable[tvm.transform.Pass]) -> tvm.IRModule:
+    for step in steps:
+        mod = step(mod)
+        if step.info.name == PLANS:
+            break
     return mod

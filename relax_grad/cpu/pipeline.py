@@ -122,11 +122,17 @@ def register_stages(
     _STAGES[kind] = stages
 
 
+def stages_of(target: tvm.target.Target) -> list[tvm.transform.Pass] | None:
+    """Return the passes for a target that is no CPU; None if there are none for its kind."""
+    stages = _STAGES.get(target.kind.name)
+    return None if stages is None else list(stages(target))
+
+
 def _for_device(target: tvm.target.Target) -> tvm.transform.Pass:
     """Return the pipeline for a target that is no CPU."""
-    if target.kind.name not in _STAGES:
+    steps = stages_of(target)
+    if steps is None:
         return relax.get_default_pipeline(target)
-    steps = list(_STAGES[target.kind.name](target))
 
     @tvm.transform.module_pass(opt_level=0, name="relax_grad.pipeline")
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

@@ -24,6 +24,9 @@ from ._moment import Call
 #: The kinds of devices that a trainer takes, each with TVM's name of its target.
 _KINDS = {"cuda": "cuda"}
 
+#: An architecture of CUDA with the operations of half precision.
+_ANY_ARCH = "sm_80"
+
 
 class Place:
     """The CPU: compiles for a target, and runs on tensors of the host.
@@ -194,16 +197,12 @@ def place_of(
         made = _export.target_of(target)
         _export.check_runs_here(made)
         return Place(made, options)
-    if not isinstance(device, str):
-        raise TypeError(f'device must be "cpu", "cuda" or "cuda:1", but it is {described(device)}')
-    kind, _, number = device.partition(":")
-    if kind not in _KINDS or not (number.isdecimal() or device == kind):
-        raise ValueError(f'device must be "cpu", "cuda" or "cuda:1", but it is {device!r}')
+    kind, number = _parts_of(device)
     if library is not None:
         from ..backend import DispatchLibrary
 
         DispatchLibrary(library)
-    made = _present(kind, int(number or 0))
+    made = _present(kind, number)
     chosen = tvm.target.Target.from_device(made) if target is None else tvm.target.Target(target)
     if chosen.kind.name != _KINDS[kind]:
         raise ValueError(
@@ -211,6 +210,29 @@ def place_of(
             f"kind {chosen.kind.name}; leave it out"
         )
     return DevicePlace(chosen.with_host("llvm"), options, made, library)
+
+
+def _parts_of(device: object) -> tuple[str, int]:
+    """Return the kind and the number of a device."""
+    if not isinstance(device, str):
+        raise TypeError(f'device must be "cpu", "cuda" or "cuda:1", but it is {described(device)}')
+    kind, _, number = device.partition(":")
+    if kind not in _KINDS or not (number.isdecimal() or device == kind):
+        raise ValueError(f'device must be "cpu", "cuda" or "cuda:1", but it is {device!r}')
+    return kind, int(number or 0)
+
+
+def target_of(device: object) -> tvm.target.Target:
+    """Return the target of a device to plan for: the plan of memory is the same for all devices of
+    a kind, and needs none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the device is unknown.
+    """
+    kind, _ = _parts_of(device)
+    return tvm.target.Target({"kind": _KINDS[kind], "arch": _ANY_ARCH}, host="llvm")
 
 
 def _present(kind: str, number: int) -> Any:

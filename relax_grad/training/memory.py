@@ -14,6 +14,7 @@ from ..cpu.memory import planned
 from ..cpu.storages import value_of
 from ..ir.compat import dtype_of
 from . import _export
+from ._device import prepared, target_of
 from ._donation import donating
 from .step import TrainStep
 
@@ -61,17 +62,21 @@ def memory_of(
     step: TrainStep,
     target: tvm.target.Target | str | Mapping | None = None,
     extents: Mapping[str, int] | None = None,
+    *,
+    device: str | None = None,
+    library: str | None = None,
 ) -> Memory:
     """Return the memory of a step of a :class:`Trainer`, as the pipeline ``"relax_grad"`` plans it.
 
     The pipeline runs up to its plan of storages. It generates and compiles no function, and nothing
-    runs.
+    runs. With ``device="cuda"``, this is the memory on a GPU, and no GPU is needed.
 
     Counted are the tensors that the step takes, and all storages that it allocates. The rest of a
     process is not counted: libraries and code, the buffers within tensor functions, such as packed
     operands of matrix products and transformed tiles of convolutions, and batches that a loader
     holds. New parameters, states and slots of the optimizer take the memory of the old ones, except
-    those that no loop over elements computes.
+    those that no loop over elements computes. On a device, the memory that CUDA and a library take
+    is not counted either, and :meth:`Trainer.fit` keeps ``1 + ahead`` batches there.
 
     Parameters
     ----------
@@ -81,6 +86,8 @@ def memory_of(
         A CPU; by default the processor of this machine.
     extents : Mapping[str, int], optional
         An upper bound of each symbolic extent by its name: ``{"batch": 32}``.
+    device, library : str, optional
+        As for :class:`Trainer`, instead of a target.
 
     Returns
     -------
@@ -90,8 +97,8 @@ def memory_of(
     Raises
     ------
     ValueError
-        If the target is no CPU, the bound of an extent is missing, or the step has a budget that
-        cannot be met.
+        If the target is no CPU, the device is unknown, the bound of an extent is missing, or the
+        step has a budget that cannot be met.
 
     Examples
     --------
@@ -118,7 +125,18 @@ def memory_of(
     def total(types: Mapping[str, relax.TensorType]) -> int:
         return sum(_bytes(ty, extents) for ty in types.values())
 
-    allocated = planned(donating(step), "step", _export.target_of(target), extents)
+    if device is None or device == "cpu":
+        if library is not None:
+            raise ValueError(
+                f'library is for a device, such as device="cuda", but it is {library!r} without one'
+            )
+        module, chosen = donating(step), _export.target_of(target)
+    else:
+        if target is not None:
+            raise ValueError(f"device={device!r} has a target: leave target out")
+        chosen = target_of(device)
+        module = prepared(donating(step, is_chained=True), ["step"], library)
+    allocated = planned(module, "step", chosen, extents)
     return Memory(
         params=total(step.params),
         frozen=total(step.frozen),

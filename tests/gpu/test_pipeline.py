@@ -12,7 +12,7 @@ from tvm.relax import op
 
 import relax_grad
 from relax_grad.ir.bindings import bindings_of
-from relax_grad.training import SGD, AdamW, Trainer, _device, train_step
+from relax_grad.training import SGD, AdamW, Trainer, _device, memory_of, train_step
 from relax_grad.training._donation import donating
 
 NEEDS_CXX = pytest.mark.skipif(
@@ -131,10 +131,13 @@ def test_a_step_has_fewer_kernels_and_less_memory():
     roots = _device.roots_of(step)
     with TARGET:
         default = relax.get_default_pipeline(TARGET)(_device.prepared(step.module, roots))
-        own = relax_grad.pipeline(TARGET)(_device.prepared(donating(step), roots))
+        own = relax_grad.pipeline(TARGET)(_device.prepared(donating(step, is_chained=True), roots))
     before, after = facts(default), facts(own)
     assert after[0] <= before[0] - len(names)
     assert after[1] < before[1]
+    memory = memory_of(step, device="cuda")
+    assert memory.peak == after[1]
+    assert memory.results == 5  # the loss, and whether the step was applied
     assert "step_memory" in {variable.name_hint for variable in own.get_global_vars()}
 
 

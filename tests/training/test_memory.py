@@ -202,3 +202,31 @@ def test_an_update_takes_the_memory_of_the_old_values(case, dtype):
     weight, rows = 128 * 128 * 4, 8 * 128 * 4
     assert memory.results <= 32  # the loss and metrics
     assert memory.intermediate <= gradients * weight + 16 * rows
+
+
+def test_the_memory_on_a_device():
+    """No GPU is needed. The groups are those of a CPU, whose fused kernels allocate less."""
+    module, names = perceptron()
+    step = train_step(module, AdamW(), wrt=names)
+    on_cpu, on_device = memory_of(step), memory_of(step, device="cuda")
+    assert on_device.params == on_cpu.params == 3 * 128 * 128 * 4
+    assert on_device.optimizer_state == on_cpu.optimizer_state
+    assert on_device.results == on_cpu.results + 1
+    assert on_cpu.intermediate <= on_device.intermediate < 2 * on_device.params
+    assert memory_of(step, device="cuda:1") == on_device
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"device": "gpu"}, ValueError, 'device must be "cpu", "cuda" or "cuda:1", but it is'),
+        ({"device": 1}, TypeError, 'device must be "cpu", "cuda" or "cuda:1", but it is 1'),
+        ({"device": "cuda", "target": "llvm"}, ValueError, "has a target: leave target out"),
+        ({"library": "torch"}, ValueError, 'library is for a device, such as device="cuda"'),
+        ({"device": "cuda", "library": "cudnn"}, ValueError, "cudnn"),
+    ],
+)
+def test_devices_that_are_refused(options, error, message):
+    module, names = perceptron()
+    with pytest.raises(error, match=message):
+        memory_of(train_step(module, SGD(), wrt=names), **options)
