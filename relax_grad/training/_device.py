@@ -112,6 +112,12 @@ class DevicePlace(Place):
             return self.module(module, roots_of(step))
 
     def module(self, module: tvm.IRModule, roots: list[str] | None = None) -> Any:
+        if tvm.transform.PassContext.current().config.get("relax.backend.use_cuda_graph", False):
+            raise ValueError(
+                "relax.backend.use_cuda_graph must be off: TVM launches a captured graph with the "
+                "memory of its first arguments, whatever it is called with. Make the trainer "
+                "outside of this PassContext"
+            )
         module = prepared(module, roots, self._library)
         return tvm.compile(module, self.target, **(self.options or {}))
 

@@ -87,6 +87,16 @@ def test_a_rejected_step_leaves_the_device_as_it_was(on_other):
         np.testing.assert_array_equal(tensor.numpy(), before[name])
 
 
+def test_graphs_are_refused(on_other):
+    """A graph that TVM captured runs on the memory of its first arguments."""
+    config = {"relax.backend.use_cuda_graph": True}
+    with (
+        tvm.transform.PassContext(config=config),
+        pytest.raises(ValueError, match="must be off: TVM launches a captured graph with"),
+    ):
+        trainer(**on_other)
+
+
 def test_a_library_on_a_device(on_other):
     pytest.importorskip("torch", reason="PyTorch is not installed: there is no library")
     own, wanted = trainer(**on_other, library="torch"), trainer()
