@@ -66,6 +66,9 @@ class Call:
         The outcome, when the results have been read.
     """
 
+    reading: Reading | None = None
+    outcome: Outcome | None = None
+
     def __init__(
         self,
         function: Callable,
@@ -84,8 +87,6 @@ class Call:
         self._lengths: Mapping[str, int] | None = None
         self._metrics, self.updates, self._skips = metrics, updates, skips
         self._rate, self._batch, self.start = rate, batch, start
-        self.reading: Reading | None = None
-        self.outcome: Outcome | None = None
 
     def run(self) -> None:
         """Call the function, and note its results."""

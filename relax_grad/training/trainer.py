@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import tvm
 
 from .._validation import described
@@ -17,23 +15,19 @@ from ..ir.signature import GROUPS, MODEL_GROUPS
 from . import _export, _static
 from ._allocator import Allocator
 from ._device import place_of
-from ._inputs import named_values, scalars_of
 from ._loop import Loop, Scheduler
-from ._moment import Call, InMoments, Moment
+from ._moment import Moment
 from ._names import NamesElsewhere
-from ._outcome import is_update
 from ._packing import packed
 from ._prediction import averages_of
 from ._state import check_seed, read_state
+from ._steps import InSteps
 from ._tensors import copies_of
 from ._values import described as described_values
 from ._values import named
-from ._variant import Variant, Variants
+from ._variant import Variants
 from .history import COUNTERS, History
 from .step import StepResult, Tensors, TrainStep
-
-if TYPE_CHECKING:
-    from ._feed import Feed
 
 
 def _remedy(step: object) -> str:
@@ -76,7 +70,7 @@ class _TrainerType(type):
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
-class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
+class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
     """Compiles a training step once, and runs it.
 
     The step of an import takes batches of any number of rows, if the model does. The first batch of
@@ -262,80 +256,6 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         with self._lock:
             return self._step(batch, lr, others)
 
-    def _step(self, batch: tuple, lr: float | None, others: dict) -> StepResult:
-        steps = self._settled().steps
-        call = self._begin(batch, lr, others)
-        self._settled()
-        if call.is_rejected:
-            raise call.error(steps)
-        outputs = dict(zip(self.train_step.outputs, call.outputs, strict=True))
-        return StepResult(*call.results(), outputs)
-
-    def _begin(
-        self, batch: tuple, lr: float | None, others: dict, feed: Feed | None = None
-    ) -> Call:
-        """Call the compiled step after the steps under way. With a feed, a device may still compute
-        it afterwards."""
-        start = time.perf_counter()
-        scalars = scalars_of(self.train_step.hyperparameters, lr, others)
-        variant, arguments = self._batch(batch, others)
-        self._check_extents(variant)
-        self._variants.note(variant)
-        moment = self._moment.expected()
-        updates = is_update(moment.steps, moment.skipped, self.train_step.accumulate)
-        name = "step" if updates else "accumulate"
-        numbers = (np.array(value, "float64") for value in scalars.values())
-        arguments = [
-            *arguments,
-            *map(tvm.runtime.tensor, (*numbers, self._seed(moment))),
-            *(moment.groups[group] for group in GROUPS),
-            *self._at.goes_on(moment.calls),
-        ]
-        function, arguments = self._at.call(variant.machine, name, arguments, feed)
-        self._allocator.take(variant.machine, name, arguments, len(moment.calls))
-        call = Call(
-            function,
-            arguments,
-            metrics=self.train_step.metrics,
-            updates=updates,
-            skips=self.on_nan == "skip",
-            rate=next(iter(scalars.values())),
-            batch=self._batch_after(moment),
-            start=start,
-        )
-        self._moment = self._moment._replace(calls=(*moment.calls, call))
-        call.run()
-        if feed is not None:
-            feed.follow(call)
-        return call
-
-    def _batch(self, batch: Sequence, others: Mapping) -> tuple[Variant, list[tvm.runtime.Tensor]]:
-        """Return the step for a batch, and the inputs and targets as tensors."""
-        types = self.train_step.batch
-        values = self._named(types, batch, others)
-        with self._lock:
-            variant = self._variants.of_batch(types, values)
-        return variant, self._tensors(variant, variant.step.batch, values)
-
-    def _named(self, types: Mapping, batch: Sequence, others: Mapping) -> dict[str, object]:
-        """Return inputs and targets by their names."""
-        return named_values(types, self.train_step.hyperparameters, batch, others)
-
-    def _tensors(
-        self, variant: Variant, types: Mapping, values: Mapping[str, object]
-    ) -> list[tvm.runtime.Tensor]:
-        """Return inputs and targets as tensors of these types."""
-        tensors, symbols = variant.tensors(values, types)
-        if symbols != self._allocator.extents:
-            self._wait()
-        self._allocator.begin(symbols)
-        return tensors
-
-    def _check_extents(self, variant: Variant) -> None:
-        """Check the symbolic extents of a batch to train with."""
-        for check in variant.checks:
-            check.check(self._allocator.extents)
-
     # The loop
 
     def fit(
@@ -488,11 +408,6 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
             return self._values()
         averages = averages_of(self._group("params"), self._group("optimizer_state"))
         return {**self._values(), **averages}
-
-    def _seed(self, moment: Moment | None = None) -> np.ndarray:
-        """Return the seed of the next step."""
-        moment = self._settled() if moment is None else moment
-        return np.array((moment.seed << 32) | (moment.steps & 0xFFFFFFFF), "int64")
 
     # Files
 

@@ -15,6 +15,7 @@ from training_models import START, batches, module_of
 from tvm import relax, tirx
 from tvm.relax import op
 
+from relax_grad.errors import BrokenTrainerError
 from relax_grad.training import (
     SGD,
     Adam,
@@ -25,12 +26,13 @@ from relax_grad.training import (
     _feed,
     _loop,
     _moment,
+    _steps,
     history,
     train_step,
     trainer,
 )
 
-FILES = {m.__file__ for m in (_ahead, _device, _feed, _loop, _moment, history, trainer)}
+FILES = {m.__file__ for m in (_ahead, _device, _feed, _loop, _moment, _steps, history, trainer)}
 BATCHES = batches(7, "float32")
 INFINITE = np.full((6, 3), np.inf, "float32"), np.zeros(6, "float32")
 
@@ -190,6 +192,32 @@ def test_a_loader_that_fails(make, places, error):
         trained.fit(BATCHES, progress=False)
         assert (trained.batch, trained.epoch) == (0, 1)
         assert trained.history.step == list(range(trained.steps)) == list(range(7))
+
+
+def test_a_step_that_does_not_end(make, monkeypatch):
+    """The steps before it count, and a state must be loaded."""
+    trained, start = make()
+    call, left = _device.DevicePlace.call, 3
+
+    def failing(*arguments):
+        nonlocal left
+        function, given = call(*arguments)
+        left -= 1
+        return (function, given) if left else (fails, given)
+
+    def fails(*_):
+        raise MemoryError("in the middle of the step")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_device.DevicePlace, "call", failing)
+        with pytest.raises(MemoryError, match="in the middle"):
+            trained.fit(BATCHES, progress=False)
+    for _ in range(2):
+        with pytest.raises(BrokenTrainerError, match=r"load a saved state with Trainer\.load"):
+            trained.step(*BATCHES[0])
+    assert trained._moment.steps == 2
+    trained.load(start)
+    trained.step(*BATCHES[0])
 
 
 def test_an_interrupt_anywhere(make):

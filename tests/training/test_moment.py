@@ -20,13 +20,14 @@ from relax_grad.training import (
     _loop,
     _moment,
     _outcome,
+    _steps,
     history,
     train_step,
     trainer,
 )
 
 #: The files whose bytecodes are interrupted.
-FILES = {module.__file__ for module in (_loop, _moment, _outcome, history, trainer)}
+FILES = {module.__file__ for module in (_loop, _moment, _outcome, _steps, history, trainer)}
 
 
 @pytest.fixture(scope="module")
