@@ -133,7 +133,8 @@ class Ahead:
         while self._begun:
             begun = self._begun.popleft()
             call = begun.call
-            self._trainer._settle(call)
+            with self._trainer._lock:
+                self._trainer._settle(call)
             if call.outcome is None or call.is_applied:
                 continue
             self._take_back(begun)
@@ -142,36 +143,49 @@ class Ahead:
 
     def begin(self, batch: object) -> None:
         """Begin the step of a batch, and end the earliest ones."""
-        # The loader may have read the state of the trainer, and so the results of all.
-        while self._begun and self._begun[0].call.outcome is not None:
-            self._end()
         self._begin(*parts_of(batch))
         while len(self._begun) > self._feed.ahead:
             self._end()
 
     def _begin(self, values: Sequence, named: Mapping) -> None:
-        trainer, schedule = self._trainer, None
-        moment = trainer._moment.expected()
-        settings = self._settings(moment.updates)
-        trainer._place = moment.steps, moment.batch + 1
-        try:
-            others = {**named, **settings}
-            with trainer._lock:
-                call = trainer._begin(tuple(values), others.pop("lr", None), others, self._feed)
-        finally:
-            trainer._place = None
+        call = None
+        while call is None:
+            while self._are_read():
+                self._end()
+            settings = self._settings(self._trainer._moment.expected().updates)
+            call = self._called(values, {**named, **settings})
+        schedule = None
         if self._scheduler is not None and call.updates:
             schedule = _Schedule(self._scheduler)
         self._begun.append(_Begun(call, schedule))
         if schedule is not None:
             step_of(self._scheduler)
 
+    def _are_read(self) -> bool:
+        """Tell whether the results of steps were read already, and so those of all: by a loader, a
+        schedule or another thread that reads the state of the trainer."""
+        return bool(self._begun) and self._begun[0].call.outcome is not None
+
+    def _called(self, values: Sequence, others: dict) -> Call | None:
+        """Call a step after the steps under way; return None if their results were read."""
+        trainer = self._trainer
+        with trainer._lock:
+            if self._are_read():
+                return None
+            moment = trainer._moment.expected()
+            trainer._place = moment.steps, moment.batch + 1
+            try:
+                return trainer._begin(tuple(values), others.pop("lr", None), others, self._feed)
+            finally:
+                trainer._place = None
+
     def _end(self) -> None:
         """Read the results of the earliest step under way."""
         trainer = self._trainer
         begun = self._begun.popleft()
         call = begun.call
-        trainer._settle(call)
+        with trainer._lock:
+            trainer._settle(call)
         if call.outcome is None:  # another state was loaded
             return
         if not call.is_rejected:

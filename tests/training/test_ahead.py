@@ -5,6 +5,8 @@ A stand-in on the CPU for the device copies as late as CUDA may.
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import tvm
@@ -284,6 +286,40 @@ def test_a_loader_that_reads_the_trainer(make):
         assert found[0][0] == found[1][0]
         if on_nan == "skip":
             assert found[0][1] == found[1][1]
+
+
+def test_a_schedule_that_reads_the_trainer(make):
+    trained, start = make()
+    trained.on_nan, loader = "skip", with_infinite(1, 4)
+
+    def schedule(update):
+        return 0.1 / (1 + trained.skipped + update)
+
+    wanted = outcome(trained, loader, start, ahead=0, schedule=schedule)
+    assert outcome(trained, loader, start, ahead=3, schedule=schedule) == wanted
+
+
+def test_another_thread_that_reads_the_trainer(make):
+    """Results are read once, by either thread."""
+    trained, start = make()
+    trained.on_nan = "skip"
+    loader = with_infinite(2, 5) * 4
+    wanted = outcome(trained, loader, start, ahead=0)
+    is_over, seen = threading.Event(), []
+
+    def watch():
+        while not is_over.is_set():
+            with trained._lock:  # as predict does
+                seen.append(trained.steps)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        assert outcome(trained, loader, start, ahead=3) == wanted
+    finally:
+        is_over.set()
+        thread.join()
+    assert len(set(seen)) > 1
 
 
 def test_a_state_that_is_the_last_batch(late_device, tmp_path):
