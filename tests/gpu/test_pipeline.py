@@ -109,6 +109,31 @@ def test_emulated_steps_are_those_of_the_cpu(case):
             assert after[name].tobytes() == value.tobytes(), f"{name} of a step that is void"
 
 
+@pytest.mark.skipif(not tvm.cuda().exist, reason="no CUDA device: a stand-in runs ahead instead")
+@pytest.mark.parametrize("case", CASES)
+def test_a_device_that_runs_ahead(case, tmp_path):
+    """Steps that wait for each loss, and steps that do not, have the same bits."""
+    make, optimizer, options = CASES[case]
+    module, values, batches, names = make()
+    step = train_step(module, optimizer, wrt=names, **options)
+    trainer, wanted = Trainer(step, values=values, device="cuda"), Trainer(step, values=values)
+    trainer.on_nan = wanted.on_nan = "skip"
+    trainer.save(tmp_path / "start")
+    loader = batches * 5
+    if case == "SGD":
+        loader[4] = (np.full((2, 3, 8, 8), np.nan, "float32"),)
+    wanted.fit(loader, progress=False)
+    found = []
+    for ahead in (0, 1, 2, 6):
+        trainer.load(tmp_path / "start")
+        trainer.fit(loader, progress=False, ahead=ahead)
+        assert (trainer.steps, trainer.skipped) == (wanted.steps, wanted.skipped)
+        bits = {name: value.tobytes() for name, value in states(trainer).items()}
+        found.append((bits, repr(trainer.history.loss)))
+        np.testing.assert_allclose(trainer.history.loss, wanted.history.loss, 1e-2, 1e-3)
+    assert all(each == found[0] for each in found)
+
+
 def facts(module):
     """Return the kernels that a compiled step calls, and the bytes that it allocates."""
     calls = [b.value for b in bindings_of(module["step"].body) if isinstance(b.value, relax.Call)]
