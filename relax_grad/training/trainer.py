@@ -312,7 +312,8 @@ class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
             On a device, the number of steps that begin before the loss of the step before them is
             read, by default 2. The results have the same bits with any number. Each of these steps
             keeps its batch on the device. With callbacks, which see the trainer after each step,
-            it is 0. On a CPU it has no effect.
+            and with a scheduler without ``load_state_dict`` it is 0. On a CPU, and with another
+            ``relax_pipeline``, it has no effect.
 
         Returns
         -------

@@ -245,6 +245,16 @@ def test_an_interrupt_anywhere(make):
     assert trained.epoch == 2
 
 
+def test_a_training_that_waits(late_device):
+    """Nothing could take back an update of another pipeline, or of a scheduler without a state."""
+    options = {**OPTIONS, "compile_options": {"relax_pipeline": "default"}}
+    other = Trainer(step_of("plain"), values=values(), **options)
+    late_device.reset()
+    other.fit(BATCHES, progress=False, ahead=2)
+    assert late_device.most == 1
+    assert [_ahead.ahead_of(ahead, [], object()) for ahead in (None, 2)] == [0, 0]
+
+
 def test_a_loader_may_use_its_memory_again(make):
     """Each batch is copied before the next one is drawn, also for a second call of its step."""
     trained, start = make()
