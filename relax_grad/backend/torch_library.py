@@ -15,6 +15,7 @@ from typing import Any
 import tvm_ffi
 
 from .._packages import load
+from ..ir.module import LIBRARY
 from ..op.rank import RANKS
 from . import _torch_attention, _torch_losses, _torch_norms
 from ._torch_function import Function
@@ -22,7 +23,7 @@ from ._torch_function import Function
 __all__ = ["PREFIX", "register"]
 
 #: The prefix of the names of the functions.
-PREFIX = "relax_grad.library.torch."
+PREFIX = LIBRARY + "torch."
 
 #: The places of the precisions.
 _TF32, _BFLOAT16 = 1, 2

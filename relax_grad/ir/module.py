@@ -64,6 +64,10 @@ DONATED = "relax_grad.donated"
 #: The end of the name of a function that takes the memory of another one, with its arguments.
 MEMORY = "_memory"
 
+#: The beginning of the names of a library's functions. They read their operands, and write results
+#: to other memory, the last arguments.
+LIBRARY = "relax_grad.library."
+
 #: The attribute of a scheduled function: the positions of a parameter that is read and of one that
 #: is written, which may share memory.
 IN_PLACE = "relax_grad.in_place"

@@ -7,6 +7,7 @@ import pytest
 import tvm
 from compile_cuda import TARGET, missing
 from gpu_steps import GOES_ON, emulated
+from late_device import OPTIONS, late_device
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -164,6 +165,25 @@ def test_a_step_has_fewer_kernels_and_less_memory():
     assert memory.peak == after[1]
     assert memory.results == 5  # the loss, and whether the step was applied
     assert "step_memory" in {variable.name_hint for variable in own.get_global_vars()}
+
+
+def test_a_library_leaves_parameters_in_place():
+    """A function of a library reads parameters, and an update after it may write to them."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: there is no library")
+    module, values, batches, names = convolutions()
+    step = train_step(module, SGD(lr=0.05, momentum=0.9), wrt=names)
+    assert memory_of(step, device="cuda", library="torch").results <= 9
+    wanted = Trainer(step, values=values)
+    wanted.fit(batches, 2, progress=False)
+    with late_device():
+        trainer = Trainer(step, values=values, library="torch", **OPTIONS)
+        places = [tensor.data_ptr() for tensor in trainer._settled().groups["params"]]
+        trainer.fit(batches, 2, progress=False)
+        assert [tensor.data_ptr() for tensor in trainer._settled().groups["params"]] == places
+        np.testing.assert_allclose(trainer.history.loss, wanted.history.loss, 1e-3)
+        after, expected = states(trainer), states(wanted)
+        for name, value in expected.items():
+            np.testing.assert_allclose(after[name], value, 5e-3, 5e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", ["rocm", "opencl"])

@@ -15,7 +15,7 @@ from tvm.ir import GlobalVar
 from ...ir.aliases import is_name, leaves, named_by
 from ...ir.bindings import used
 from ...ir.compat import dtype_of
-from ...ir.module import DONATED, normalized
+from ...ir.module import DONATED, LIBRARY, normalized
 from ..schedule import Shareable, in_place
 from .schedule import written_params
 from .storage import allocated_bytes
@@ -173,9 +173,13 @@ class _Donating:
     def _writes(self, value: relax.Expr) -> Sequence[bool] | None:
         """Tell for each argument of a call of a tensor function whether the function writes to it.
 
-        None for any other value.
+        A function of a library writes to new memory only. None for any other value.
         """
-        if type(value) is not relax.Call or type(value.op) is not GlobalVar:
+        if type(value) is not relax.Call:
+            return None
+        if type(value.op) is relax.ExternFunc and value.op.global_symbol.startswith(LIBRARY):
+            return [False] * len(value.args)
+        if type(value.op) is not GlobalVar:
             return None
         callee = value.op
         if callee not in self._written:
@@ -313,6 +317,8 @@ class _Donating:
         """Return the binding of a call that writes to donated tensors, and the bindings of its
         results to these tensors."""
         call, callee = binding.value, binding.value.op
+        if type(callee) is not GlobalVar:
+            return None
         kept: list[_Donation] = []
         names: dict[relax.Var, relax.Binding] = {}
         for donation in donations:
