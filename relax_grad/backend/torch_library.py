@@ -83,10 +83,17 @@ def _in_bfloat16(torch: Any, function: Function, given: Sequence, results: Seque
             result.copy_(value)
 
 
+#: PyTorch's settings that let a product in half precision add the parts of its sums in it.
+_REDUCED_SUMS = (
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+)
+
+
 @contextlib.contextmanager
 def _on_device(torch: Any, device: Any, tf32: bool) -> Iterator[None]:
-    """Use TVM's stream of a GPU, with these operands of tensor cores, and deterministic
-    algorithms."""
+    """Use TVM's stream of a GPU, with these operands of tensor cores, deterministic algorithms, and
+    sums of half precision in float32."""
     if device.type != "cuda":
         yield
         return
@@ -95,6 +102,7 @@ def _on_device(torch: Any, device: Any, tf32: bool) -> Iterator[None]:
         (torch.backends.cudnn, "deterministic", True),
         (torch.backends.cudnn.conv, "fp32_precision", "tf32" if tf32 else "ieee"),
         (torch.backends.cuda.matmul, "fp32_precision", "tf32" if tf32 else "ieee"),
+        *((torch.backends.cuda.matmul, name, False) for name in _REDUCED_SUMS),
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream, device)))

@@ -374,12 +374,17 @@ def test_streams_and_precision_of_a_gpu_are_set_and_restored(torch, monkeypatch)
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
 
     def read():
-        return matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.deterministic
+        precisions = matmul.fp32_precision, cudnn.conv.fp32_precision
+        sums = (
+            matmul.allow_fp16_reduced_precision_reduction,
+            matmul.allow_bf16_reduced_precision_reduction,
+        )
+        return *precisions, *sums, cudnn.deterministic
 
     before, device = read(), _Device()
     for tf32, precision in ((False, "ieee"), (True, "tf32")):
         with torch_library._on_device(torch, device, tf32):
-            assert read() == (precision, precision, True)
+            assert read() == (precision, precision, False, False, True)
         assert read() == before
     assert entered == [(4242, device)] * 2
 
