@@ -19,6 +19,7 @@ from ..cpu.stages import (
     legalize_passes,
     view_reshapes,
 )
+from .halves import widen_halves, widen_scans
 from .in_place import name_pairs
 from .siblings import fuse_siblings
 
@@ -35,9 +36,11 @@ def passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
         A target of CUDA.
     """
     yield from joining_passes()
+    yield widen_scans
     yield from stages.library_dispatch_passes(target)
     steps = stages.legalize_passes(target)
     yield from legalize_passes(step for step in steps if step.info.name != _SCHEDULES)
+    yield widen_halves
     # Before the schedules: TVM recognises no copy, and no element-wise function, after them.
     yield view_reshapes
     yield place_updates

@@ -22,3 +22,18 @@ def allocating(block: SBlock, buffers: Sequence[tirx.Var]) -> SBlock:
         block.match_buffers,
         block.annotations,
     )
+
+
+def with_init(block: SBlock, init: tirx.Stmt) -> SBlock:
+    """Return a block whose reduction begins with another statement."""
+    return SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        block.body,
+        init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )

@@ -23,6 +23,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 
 from ..ir.compat import dtype_of
+from ..ir.float32 import in_float32
 from ..ir.module import IS_SCHEDULED, OPAQUE
 from ..topi.util import is_static, on_gpu, sum_of_parts
 
@@ -171,14 +172,16 @@ def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:
     share.
 
     A function without a reduction stays as it is: TVM fuses it with others, and schedules it.
+    Half precision is computed in float32.
     """
-    schedule = s_tir.Schedule(function)
+    schedule = s_tir.Schedule(in_float32(function))
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     takes = _reduces if always else _reduces_nothing
     if not any(takes(schedule, block) for block in blocks):
         return function
     for block in _inlined(schedule, blocks):
-        _bind(schedule, block)
+        if not _is_bound(schedule, block):
+            _bind(schedule, block)
     return schedule.mod["main"].with_attrs({IS_SCHEDULED: True, "op_pattern": OPAQUE})
 
 
@@ -219,6 +222,12 @@ def _inline(schedule: s_tir.Schedule, block) -> bool:
     return True
 
 
+def _is_bound(schedule: s_tir.Schedule, block) -> bool:
+    """Tell whether the loops of another block contain a block."""
+    loops = schedule.get_loops(block)
+    return bool(loops) and schedule.get(loops[0]).thread_binding is not None
+
+
 def _bind(schedule: s_tir.Schedule, block) -> None:
     """Bind the loops of a block: over its elements or, if threads share a sum, the loops of the
     sum."""
@@ -244,7 +253,19 @@ def _bind(schedule: s_tir.Schedule, block) -> None:
     schedule.bind(blocks, "blockIdx.x")
     schedule.bind(threads, "threadIdx.x")
     if reduced:
+        _round_within(schedule, block, threads)
         schedule.decompose_reduction(block, reduced[0])
+
+
+def _round_within(schedule: s_tir.Schedule, block, threads) -> None:
+    """Let the thread that adds a sum in float32 also round it, instead of another kernel."""
+    consumers = schedule.get_consumers(block)
+    if len(consumers) != 1 or len(schedule.get_producers(consumers[0])) != 1:
+        return
+    rounding = schedule.get(consumers[0]).body
+    if isinstance(rounding, tirx.BufferStore) and isinstance(rounding.value, tirx.Cast):
+        schedule.reverse_compute_at(consumers[0], threads)
+        schedule.set_scope(block, 0, "local")
 
 
 def _shares_a_sum(schedule: s_tir.Schedule, block, spatial: list, reduced: list) -> bool:

@@ -40,10 +40,11 @@ def _parts_of_sums(call: relax.Call) -> int | None:
     """Return the number of parts into which the sums of a product are divided, so that a GPU has
     enough blocks, or None.
 
-    Products of half precision stay whole: TVM's rule computes them on tensor cores.
+    Products of float16 stay whole: TVM's rule computes them on tensor cores.
     """
     shapes = [operand.ty.shape.values for operand in call.args]
-    are_plain = all(dtype_of(each.ty) in ("float32", "float64") for each in (*call.args, call))
+    dtypes = ("float32", "float64", "bfloat16")
+    are_plain = all(dtype_of(each.ty) in dtypes for each in (*call.args, call))
     if not on_gpu() or not are_plain or any(len(shape) != 2 for shape in shapes):
         return None
     if not all(is_static(extent) for shape in shapes for extent in shape):

@@ -73,14 +73,19 @@ def matmul_in_parts(a: te.Tensor, b: te.Tensor, parts: int) -> te.Tensor:
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``(parts, m, n)``, whose sum over the first axis is the product.
+        A tensor of shape ``(parts, m, n)``, whose sum over the first axis is the product. The parts
+        of products in half precision are in float32.
     """
+    dtype = accumulation_dtype(a.dtype, b.dtype)
     rows, terms = a.shape
     size = terms // parts
     within = te.reduce_axis((0, size), "k")
     return te.compute(
         (parts, rows, b.shape[1]),
-        lambda part, i, j: te.sum(a(i, part * size + within) * b(part * size + within, j), within),
+        lambda part, i, j: te.sum(
+            a(i, part * size + within).astype(dtype) * b(part * size + within, j).astype(dtype),
+            within,
+        ),
         name="matmul_in_parts",
     )
 

@@ -257,8 +257,8 @@ def _look_at_kernel(name: str, kernel: tirx.PrimFunc, compiled: Compiled) -> Non
 
 def _for_cpu(source: str) -> str:
     """Turn CUDA source into C++ for ``cuda_emulator.h``, with a function that runs each kernel."""
-    source = re.sub(r"#include <(cuda|math_constants|cuda_\w+)\.h>", "", source)
-    source = re.sub(r"extern __shared__ (.*)\[\];", r"static \1[1 << 16];", source)
+    source = re.sub(r"#include <(cuda|mma|math_constants|cuda_\w+)\.h>", "", source)
+    source = re.sub(r"extern __shared__ (.*)\[\];", r"static \1[1 << 18];", source)
     pieces = [source]
     starts = list(_KERNEL.finditer(source))
     for match, after in zip(starts, [*starts[1:], None], strict=True):

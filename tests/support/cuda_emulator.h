@@ -191,6 +191,7 @@ inline const char* launch(const std::function<void()>& kernel, const int64_t* ex
 #define __launch_bounds__(...)
 #define __shared__ static
 #define alignas(bytes) __attribute__((aligned(bytes)))
+#define __align__(bytes) __attribute__((aligned(bytes)))
 
 #define __syncthreads() emulator::barrier(__LINE__)
 #define __syncwarp(...) emulator::exchange(0, 0, __LINE__)
@@ -265,3 +266,5 @@ EMULATOR_VECTOR(int, int)
 EMULATOR_VECTOR(unsigned, uint)
 EMULATOR_VECTOR(long long, longlong)
 #undef EMULATOR_VECTOR
+
+#include "cuda_halves.h"

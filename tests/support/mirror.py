@@ -63,6 +63,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "ir.dataflow": ("autodiff/test_gradient.py", "cpu/passes/test_fusion.py"),
     "ir.dtypes": ("op/test_conformance.py", "tir/test_conventions.py"),
     "ir.expressions": ("cpu/schedule/test_schedule.py", "cpu/schedule/test_dependence.py"),
+    "ir.float32": ("gpu/test_halves.py", "cpu/schedule/test_halves.py"),
     "ir.inlining": ("cpu/passes/test_inline.py", "training/test_setup_trainer.py"),
     "ir.module": ("autodiff/test_gradient.py", "autodiff/test_gradient_pass.py"),
     "ir.partials": ("test_registry.py", "autodiff/test_user_rules.py"),

@@ -14,23 +14,17 @@ from dataclasses import dataclass, field, replace
 import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Op
+from tvm.ir import Call
 
 from ...ir.compat import BufferLoad, StringImm, loaded_buffer, structural_map
 from ...ir.dtypes import HALVES
+from ...ir.float32 import Reader, UnsupportedError
 from ...ir.module import is_buffer
 from ..kernel.language.halves import narrowed, widened
-from ._integers import REINTERPRET
 from ._nest import Nest
 
 #: The name of the function that rounds a float32 to the bits of a bfloat16.
 _BITS = "relax_grad.bfloat16_bits"
-
-_BINARY = (
-    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod),
-    *(tirx.Min, tirx.Max, tirx.And, tirx.Or),
-    *(tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE),
-)
 
 
 @dataclass(frozen=True)
@@ -51,10 +45,6 @@ class Widened:
     nests: Sequence[Nest]
     params: Sequence[tirx.Var]
     allocated: Sequence[tirx.Buffer]
-
-
-class _UnsupportedError(Exception):
-    """An expression has no form in float32."""
 
 
 def widened_sections(
@@ -111,7 +101,7 @@ def in_float32(
     try:
         for nest in nests:
             wide_nests += _wide(nest, reader, made)
-    except _UnsupportedError:
+    except UnsupportedError:
         return None
     return Widened(
         wide_nests,
@@ -143,7 +133,7 @@ def _wide(nest: Nest, reader: _Reader, made: list[tirx.Buffer]) -> list[Nest]:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _Reader(Reader):
     """A translator of expressions.
 
     Attributes
@@ -166,30 +156,7 @@ class _Reader:
         buffer = loaded_buffer(load)
         return self.raw.get(buffer, buffer)[tuple(map(self.read, load.indices))]
 
-    def read(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Return an expression of float32 in place of one in half precision; others keep their
-        dtype."""
-        is_half = str(expr.ty.dtype) in HALVES
-        if isinstance(expr, BufferLoad):
-            return self._element(expr)
-        if isinstance(expr, tirx.FloatImm) and is_half:
-            return tirx.const(expr.value, "float32")
-        if isinstance(expr, (tirx.FloatImm, tirx.IntImm, tirx.Var, StringImm)) and not is_half:
-            return expr
-        if isinstance(expr, tirx.Cast):
-            return self._cast(expr)
-        if isinstance(expr, _BINARY):
-            return type(expr)(self.read(expr.a), self.read(expr.b))
-        if isinstance(expr, tirx.Not):
-            return tirx.Not(self.read(expr.a))
-        if isinstance(expr, tirx.Select):
-            parts = expr.condition, expr.true_value, expr.false_value
-            return tirx.Select(*map(self.read, parts))
-        if isinstance(expr, Call) and isinstance(expr.op, Op):
-            return self._call(expr, is_half)
-        raise _UnsupportedError
-
-    def _element(self, load: tirx.PrimExpr) -> tirx.PrimExpr:
+    def element(self, load: tirx.PrimExpr) -> tirx.PrimExpr:
         dtype = str(load.ty.dtype)
         if dtype not in HALVES:
             return self.stored(load)
@@ -198,27 +165,8 @@ class _Reader:
             return self.wide[buffer][tuple(map(self.read, load.indices))]
         return widened(self.stored(load), dtype)
 
-    def _cast(self, cast: tirx.Cast) -> tirx.PrimExpr:
-        source, target = str(cast.value.ty.dtype), str(cast.ty.dtype)
-        value = self.read(cast.value)
-        if source == target:
-            return value
-        if target in HALVES:
-            value = (
-                value if source in HALVES or source == "float32" else tirx.Cast("float32", value)
-            )
-            return widened(_stored_as(value, target), target)
-        return value if target == str(value.ty.dtype) else tirx.Cast(target, value)
-
-    def _call(self, call: Call, is_half: bool) -> tirx.PrimExpr:
-        has_halves = any(str(arg.ty.dtype) in HALVES for arg in call.args)
-        if (is_half or has_halves) and call.op.same_as(REINTERPRET):
-            raise _UnsupportedError  # of the bits
-        args = list(map(self.read, call.args))
-        if all(new.same_as(old) for new, old in zip(args, call.args, strict=True)):
-            return call
-        dtype = "float32" if is_half else str(call.ty.dtype)
-        return tirx.call_intrin(dtype, call.op, *args)
+    def rounded(self, value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
+        return widened(_stored_as(value, dtype), dtype)
 
 
 def _stored_as(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
