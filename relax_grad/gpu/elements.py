@@ -8,8 +8,7 @@ import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
 
-from ..cpu.schedule import Elementwise, Group, Merged, Pointwise, emit_merged
-from ..ir.dtypes import HALVES
+from ..cpu.schedule import Elementwise, Group, Merged, Pointwise, emit_merged, product
 
 #: The threads of a block.
 THREADS = 256
@@ -20,13 +19,10 @@ _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 def may_merge(function: Pointwise) -> bool:
     """Tell whether :func:`schedule_merged` supports a function.
 
-    The arithmetic of half precision is written for CPUs. Integers that a tensor divides are checked
-    on the host. A grid has at least one block, so that symbolic extents, which may be 0, are left
-    to TVM's rules.
+    Integers that a tensor divides are checked on the host.
     """
-    if not function.is_static or not set(HALVES).isdisjoint(function.dtypes):
-        return False
-    if any(int(extent) == 0 for param in function.params for extent in param.shape):
+    extents = [extent for param in function.params for extent in param.shape]
+    if any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in extents):
         return False
     divisions: list[tirx.PrimExpr] = []
     for nest in function.nests:
@@ -50,18 +46,23 @@ def schedule_merged(
 
 
 def _threads(group: Group, _may_share: bool) -> None:
-    """Emit the threads of a group. Neighbours in a block take neighbours in memory."""
-    size = 1
-    for axis in group.nests[0].axes:
-        size *= int(axis.extent)
-    threads = min(THREADS, -(-size // 32) * 32)
-    blocks = -(-size // threads)
+    """Emit the threads of a group. Neighbours in a block take neighbours in memory.
+
+    A grid has at least one block, also if a symbolic extent is 0.
+    """
+    size = product([axis.extent for axis in group.nests[0].axes])
+    if isinstance(size, tirx.IntImm):
+        size = int(size)
+        threads = min(THREADS, -(-size // 32) * 32)
+        blocks = -(-size // threads)
+    else:
+        threads, blocks = THREADS, tirx.max(tirx.ceildiv(size, THREADS), 1)
     with (
         T.thread_binding(0, blocks, thread="blockIdx.x") as block,
         T.thread_binding(0, threads, thread="threadIdx.x") as thread,
     ):
         place = T.Bind(tirx.Cast("int64", block) * threads + tirx.Cast("int64", thread))
-        if size == blocks * threads:
+        if isinstance(size, int) and size == blocks * threads:
             _element(group, place)
         else:
             with T.If(place < size), T.Then():

@@ -25,6 +25,8 @@ def fuse_siblings(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
 class _OnGPU:
     """The schedules for a GPU."""
 
+    widens = False  # done by widen_halves
+
     def accepts(self, function: Pointwise) -> bool:
         return elements.may_merge(function)
 

@@ -82,7 +82,15 @@ class FuseSiblings(TargetPass):
 
 
 class Schedules(Protocol):
-    """The schedules of merged functions on a processor."""
+    """The schedules of merged functions on a processor.
+
+    Attributes
+    ----------
+    widens : bool
+        Whether functions of half precision are to be changed to compute in float32.
+    """
+
+    widens: bool
 
     def accepts(self, function: Pointwise) -> bool:
         """Tell whether a function may be merged with others."""
@@ -108,6 +116,7 @@ class _OnCPU(NamedTuple):
     """The schedules for a CPU."""
 
     cpu: CPU
+    widens: bool = True
 
     def accepts(self, _function: Pointwise) -> bool:
         return True
@@ -250,7 +259,7 @@ class _Merger(relax.PyExprMutator):
             is_free = isinstance(function, tirx.PrimFunc) and not (function.attrs or {}).get(
                 IS_SCHEDULED
             )
-            made = pointwise(function) if is_free else None
+            made = pointwise(function, self._schedules.widens) if is_free else None
             is_kept = made is not None and self._schedules.accepts(made)
             self._pointwise[name] = made if is_kept else None
         return self._pointwise[name] is not None

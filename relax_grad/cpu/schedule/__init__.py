@@ -48,6 +48,7 @@ __all__ = [
     "in_place",
     "merge",
     "pointwise",
+    "product",
     "schedule",
     "schedule_consumer",
     "schedule_merged",

@@ -143,15 +143,18 @@ class Merged:
         return fuse(self.nests, [*self.allocated, *(self.buffers[name] for name in dropped)])
 
 
-def pointwise(function: tirx.PrimFunc) -> Pointwise | None:
+def pointwise(function: tirx.PrimFunc, widens: bool = True) -> Pointwise | None:
     """Return an element-wise function as a :class:`Pointwise`, or None if it is not element-wise.
 
-    Operands may be broadcast. Functions that only copy are excluded.
+    Operands may be broadcast. Functions that only copy are excluded. Half precision is computed in
+    float32, unless ``widens`` is False: the function does so itself.
     """
     parts = nests_of(function)
     if parts is None or not _is_pointwise(parts[0]) or not all(map(is_buffer, function.params)):
         return None
     dtypes = [str(param.dtype) for param in function.params]
+    if not widens:
+        return Pointwise(list(function.params), *parts, dtypes)
     wide = widened_sections(parts[0], function.params, parts[1])
     if wide is None:
         return None
