@@ -84,9 +84,10 @@ WANTED = {
 }
 
 
-def step_of(name):
-    """Return the training step of a network, and its batch."""
+def step_of(name, **options):
+    """Return the training step of a network, with options, and its batch."""
     torch.manual_seed(0)
     make, x, target = NETWORKS[name]
     imported = from_module(make(), (x,), loss=nn.CrossEntropyLoss(), targets=(target,))
-    return train_step(imported, SGD(lr=1.0, momentum=0.9)), (x.numpy(), target.numpy())
+    step = train_step(imported, SGD(lr=1.0, momentum=0.9), **options)
+    return step, (x.numpy(), target.numpy())
