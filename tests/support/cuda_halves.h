@@ -1,7 +1,7 @@
 // Half precision and the fragments of tensor cores, for cuda_emulator.h.
 //
-// Each operation of a half rounds to the nearest, ties to even. A fragment is a whole matrix in each
-// thread of a warp: all compute the same sums, in float32 and in ascending order.
+// Each operation of a half rounds to the nearest, ties to even. A fragment is a whole matrix in
+// each thread of a warp: all compute the same sums, in float32 and in ascending order.
 #pragma once
 
 namespace emulator {
@@ -50,9 +50,9 @@ struct Half {
   operator float() const { return Format::wide(bits); }
   operator float() const volatile { return Format::wide(bits); }
   Half operator-() const { return -static_cast<float>(*this); }
-#define EMULATOR_OPERATOR(operation)                                       \
-  friend Half operator operation(Half a, Half b) {                         \
-    return Half(static_cast<float>(a) operation static_cast<float>(b));    \
+#define EMULATOR_OPERATOR(operation)                                    \
+  friend Half operator operation(Half a, Half b) {                      \
+    return Half(static_cast<float>(a) operation static_cast<float>(b)); \
   }
   EMULATOR_OPERATOR(+)
   EMULATOR_OPERATOR(-)
@@ -93,10 +93,10 @@ template <typename Format>
 bool __hlt(emulator::Half<Format> a, emulator::Half<Format> b) {
   return static_cast<float>(a) < static_cast<float>(b);
 }
-#define EMULATOR_FUNCTION(name, function)                            \
-  template <typename Format>                                         \
-  emulator::Half<Format> name(emulator::Half<Format> x) {            \
-    return emulator::Half<Format>(function(static_cast<float>(x)));  \
+#define EMULATOR_FUNCTION(name, function)                           \
+  template <typename Format>                                        \
+  emulator::Half<Format> name(emulator::Half<Format> x) {           \
+    return emulator::Half<Format>(function(static_cast<float>(x))); \
   }
 EMULATOR_FUNCTION(hexp, std::exp)
 EMULATOR_FUNCTION(hlog, std::log)

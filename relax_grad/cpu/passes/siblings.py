@@ -82,15 +82,11 @@ class FuseSiblings(TargetPass):
 
 
 class Schedules(Protocol):
-    """The schedules of merged functions on a processor.
+    """The schedules of merged functions on a processor."""
 
-    Attributes
-    ----------
-    widens : bool
-        Whether functions of half precision are to be changed to compute in float32.
-    """
-
-    widens: bool
+    @property
+    def widens(self) -> bool:
+        """Whether functions of half precision are changed to compute in float32."""
 
     def accepts(self, function: Pointwise) -> bool:
         """Tell whether a function may be merged with others."""
