@@ -74,7 +74,7 @@ def conv_backward_data(
         extents=[e + (k - 1) * d for e, k, d in zip(extents, kernel, dilation, strict=True)],
         origins=[(k - 1) * d - p for k, d, p in zip(kernel, dilation, padding, strict=False)],
         steps=strides,
-        dtype=dtype,
+        dtype=output_grad.dtype,
     )
     out_channel = te.reduce_axis((0, out_per_group), "o")
     taps = [
@@ -95,7 +95,7 @@ def conv_backward_data(
             grad_at[name] = at[name] + tap * step
             weight_at[name] = size - 1 - tap
         return te.sum(
-            spread_grad(*(grad_at[name] for name in out_layout))
+            spread_grad(*(grad_at[name] for name in out_layout)).astype(dtype)
             * weight(*(weight_at[name] for name in kernel_layout)).astype(dtype),
             axis=[out_channel, *taps],
         )
@@ -158,7 +158,7 @@ def conv_backward_weight(
         ],
         origins=padding[: len(spatial)],
         steps=[1] * len(spatial),
-        dtype=dtype,
+        dtype=data.dtype,
     )
     summed = [output_grad.shape[out_layout.index("N")], *outputs]
     sizes = (
@@ -185,7 +185,7 @@ def conv_backward_weight(
             data_at[name] = window * stride + at[name] * step
         return te.sum(
             output_grad(*(grad_at[name] for name in out_layout)).astype(dtype)
-            * padded(*(data_at[name] for name in data_layout)),
+            * padded(*(data_at[name] for name in data_layout)).astype(dtype),
             axis=within,
         )
 

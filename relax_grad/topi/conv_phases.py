@@ -71,7 +71,7 @@ def conv_backward_data_by_phases(
             for tap, before, stride in zip(taps, padding, strides, strict=False)
         ],
         steps=[1] * len(spatial),
-        dtype=dtype,
+        dtype=output_grad.dtype,
     )
     whole = spread(  # the kernel, up to a multiple of the strides
         weight,
@@ -79,7 +79,7 @@ def conv_backward_data_by_phases(
         extents=[tap * stride for tap, stride in zip(taps, strides, strict=True)],
         origins=[0] * len(spatial),
         steps=[1] * len(spatial),
-        dtype=dtype,
+        dtype=weight.dtype,
     )
     out_channel = te.reduce_axis((0, out_per_group), "o")
     within = [
@@ -103,8 +103,8 @@ def conv_backward_data_by_phases(
             grad_at[name] = at[name] + axis
             weight_at[name] = (tap - 1 - axis) * stride + phase
         return te.sum(
-            near(*(grad_at[name] for name in out_layout))
-            * whole(*(weight_at[name] for name in kernel_layout)),
+            near(*(grad_at[name] for name in out_layout)).astype(dtype)
+            * whole(*(weight_at[name] for name in kernel_layout)).astype(dtype),
             axis=[out_channel, *within],
         )
 

@@ -41,6 +41,7 @@ FUNCTIONS = {
     "matmul on tensor cores": (op.matmul, [(65, 72), (72, 66)], ("float16",)),
     "matmul of vectors": (op.matmul, [(900,), (900,)], ("bfloat16",)),
     "conv2d": (conv(padding=1, strides=2), [(2, 40, 7, 7), (3, 40, 3, 3)], BOTH),
+    "conv2d on tensor cores": (conv(), [(1, 72, 9, 9), (70, 72, 1, 1)], ("float16",)),
     "conv2d, grouped": (conv(groups=2), [(1, 64, 6, 5), (4, 32, 3, 3)], BOTH),
     "conv2d, transposed": (
         conv("conv2d_transpose", strides=2),
@@ -160,12 +161,17 @@ def test_sums_are_in_float32(few):
 
 @NEEDS_CXX
 @pytest.mark.slow
-def test_other_sums_are_in_float32():
+def test_other_sums_are_in_float32(few):
     compiled = compile_for_cuda(differentiated(OTHERS), "relax_grad")
     assert (compiled.on_host, compiled.serial) == ([], [])
+    kernels = compiled.source.split('extern "C"')
+    on_tensor_cores = {re.search(r"(\w+_kernel\w*)\(", k)[1] for k in kernels if "mma_sync" in k}
+    for gradient in ("data", "weight"):
+        assert any(f"backward_{gradient}" in kernel for kernel in on_tensor_cores)
     assert errors(compiled, OTHERS) == []
     if missing("nvcc") is None:
         compiled.compile()
+        few.compile()
 
 
 def test_sums_of_scans_are_in_float32():
