@@ -130,10 +130,12 @@ def in_float32(function: tirx.PrimFunc) -> tirx.PrimFunc:
     wide = {buffer: _wide(buffer) for buffer in _computed(allocated, stores)}
     reader = _Native({**wide, **sums})
     try:
-        rules = [(tirx.BufferStore, reader.store), (SBlock, reader.block)]
-        body = structural_map(function.body, rules, order="post")
+        for store in stores:  # an error does not pass through structural_map
+            reader.store(store)
     except UnsupportedError:
         return function
+    rules = [(tirx.BufferStore, reader.store), (SBlock, reader.block)]
+    body = structural_map(function.body, rules, order="post")
     body = structural_map(body, (tirx.Var, reader.replaced), order="pre")
     if sums:
         body = _with_rounding(body, sums)
@@ -145,6 +147,9 @@ class _Native(Reader):
     """The casts of the target, and the wide tensors in place of some in half precision."""
 
     wide: dict[tirx.Buffer, tirx.Buffer]
+
+    def read(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        return super().read(expr) if _has_halves(expr) else expr
 
     def element(self, load: tirx.PrimExpr) -> tirx.PrimExpr:
         buffer, indices = loaded_buffer(load), [self.read(index) for index in load.indices]
@@ -194,7 +199,7 @@ def _computes_in_half(function: tirx.PrimFunc) -> bool:
     statements = _found(function, tirx.Stmt)
     blocks = _found(function, SBlock)
     dtypes |= {str(buffer.dtype) for block in blocks for buffer in block.alloc_buffers}
-    if dtypes.isdisjoint(HALVES) or not all(isinstance(each, _PLAIN) for each in statements):
+    if dtypes.isdisjoint(HALVES) or not all(map(_is_plain, statements)):
         return False
     if not isinstance(function.body, SBlockRealize) or function.body.iter_values:
         return False
@@ -204,6 +209,19 @@ def _computes_in_half(function: tirx.PrimFunc) -> bool:
     if any(loop.thread_binding is not None for loop in loops):
         return False
     return any(_computes(store.value) for store in _found(function, tirx.BufferStore))
+
+
+def _is_plain(statement: tirx.Stmt) -> bool:
+    is_wide = isinstance(statement, tirx.Bind) and not _has_halves(statement.value)
+    return is_wide or isinstance(statement, _PLAIN)
+
+
+def _has_halves(expr: tirx.PrimExpr) -> bool:
+    """Tell whether a part of an expression is in half precision."""
+    found: list[tirx.PrimExpr] = []
+    leaves = (BufferLoad, tirx.Var, tirx.FloatImm, tirx.Cast, Call)
+    structural_walk(expr, (leaves, found.append))
+    return any(str(getattr(each.ty, "dtype", None)) in HALVES for each in found)
 
 
 def _computes(value: tirx.PrimExpr) -> bool:

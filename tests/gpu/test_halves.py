@@ -174,6 +174,26 @@ def test_other_sums_are_in_float32(few):
         few.compile()
 
 
+@NEEDS_CXX
+def test_integers_of_a_function_stay_as_they_are():
+    """Bits of integers, from which a factor in half precision is made, as in quantized weights."""
+    x = relax.Var("x", relax.TensorType((3, 400), "bfloat16"))
+    packed = relax.Var("packed", relax.TensorType((3, 400), "int32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, packed]):
+        with bb.dataflow():
+            low = bb.emit(op.bitwise_and(packed, relax.const(15, "int32")))
+            product = bb.emit(op.multiply(x, bb.emit(op.astype(low, "bfloat16"))))
+            result = bb.emit_output(op.multiply(product, product))
+        bb.emit_func_output(result)
+    kind, epsilon = HALVES["bfloat16"]
+    values = RNG.normal(size=(3, 400)).astype(kind), RNG.integers(0, 99, (3, 400)).astype("int32")
+    wanted = (values[0].astype("float64") * (values[1] & 15)) ** 2
+    with compile_for_cuda(bb.get(), "relax_grad").emulate() as emulation:
+        (own,) = emulation.run("main", values)
+    np.testing.assert_allclose(own.astype("float64"), wanted, epsilon)
+
+
 def test_sums_of_scans_are_in_float32():
     """TVM's kernels of ``cumsum`` exchange numbers within a warp without a barrier, so that they
     are not emulated."""
