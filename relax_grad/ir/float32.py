@@ -174,7 +174,8 @@ class _Native(Reader):
             return tirx.BufferStore(buffer, self.read(store.value), indices)
         if _moves(store.value, self.wide):
             return store
-        return tirx.BufferStore(buffer, tirx.Cast(dtype, self.read(store.value)), indices)
+        value = store.value.value if _rounds(store.value) else store.value
+        return tirx.BufferStore(buffer, tirx.Cast(dtype, self.read(value)), indices)
 
     def block(self, block: SBlock) -> SBlock:
         """Return a block whose maximum or minimum begins at the limit of float32, the only one
@@ -254,9 +255,19 @@ def _moves(value: tirx.PrimExpr, wide: dict | set) -> bool:
     return False
 
 
+def _rounds(value: tirx.PrimExpr) -> bool:
+    """Tell whether an expression is a cast of the program to half precision."""
+    if not isinstance(value, tirx.Cast) or str(value.ty.dtype) not in HALVES:
+        return False
+    return str(value.value.ty.dtype) in ("float32", str(value.ty.dtype))
+
+
 def _computed(allocated: list[tirx.Buffer], stores: list[tirx.BufferStore]) -> list[tirx.Buffer]:
-    """Return the intermediate tensors that hold computed numbers. Others hold elements as they are
-    stored: the rule for tensor cores takes their dtype for the operands'."""
+    """Return the intermediate tensors that hold computed numbers.
+
+    Others hold elements of tensors or rounded numbers: the rule for tensor cores takes their dtype
+    for the operands'.
+    """
     computed: set[tirx.Buffer] = set()
     known = -1
     while known < len(computed):
@@ -264,7 +275,8 @@ def _computed(allocated: list[tirx.Buffer], stores: list[tirx.BufferStore]) -> l
         computed |= {
             store.buffer
             for store in stores
-            if store.buffer in allocated and not _moves(store.value, computed)
+            if store.buffer in allocated
+            and not (_rounds(store.value) or _moves(store.value, computed))
         }
     return [buffer for buffer in allocated if buffer in computed]
 
