@@ -24,8 +24,8 @@ RNG = np.random.default_rng(0)
 
 #: The dtypes, their classes in NumPy, and their epsilons.
 HALVES = {
-    "bfloat16": (np.dtype(ml_dtypes.bfloat16), 2.0**-8),
-    "float16": (np.dtype("float16"), 2.0**-11),
+    "bfloat16": (np.dtype(ml_dtypes.bfloat16), 2.0**-7),
+    "float16": (np.dtype("float16"), 2.0**-10),
 }
 BOTH = tuple(HALVES)
 
@@ -145,8 +145,8 @@ def errors(compiled, cases) -> list[tuple]:
             own = emulation.run(f"{entry(name, dtype)}_adjoint", values)
             tensors = [tvm.runtime.tensor(value.astype("float64")) for value in values]
             wanted = leaves(machine[f"{entry(name, 'float64')}_adjoint"](*tensors))
-            # The loss, the function's result, the gradients of the rounded result.
-            for result, expected, most in zip(own, wanted, [2, 1, 4, 4, 4], strict=False):
+            # The loss and the gradients of the rounded result, which is half an epsilon off.
+            for result, expected, most in zip(own, wanted, [1, 0.55, 2, 2, 2], strict=False):
                 error = np.abs(result.astype("float64") - expected).max()
                 error /= np.abs(expected).max() * epsilon
                 if not error <= most:
