@@ -24,9 +24,9 @@ def pipeline(
 
     On a CPU, kernels replace the operators that have them. The other operators are legalized, fused
     with their neighbours, and scheduled with parallel and vectorised loops. For ``"cuda"``, TVM's
-    rules schedule the functions; operators are joined, element-wise functions with common operands
-    become one kernel, and donated arguments are written in place, as on a CPU. For other targets,
-    the pipeline is TVM's own.
+    rules schedule the functions; half precision is computed in float32, operators are joined,
+    element-wise functions with common operands become one kernel, and donated arguments are written
+    in place, as on a CPU. For other targets, the pipeline is TVM's own.
 
     Parameters
     ----------
