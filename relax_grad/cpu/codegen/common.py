@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...ir.compat import structural_map
 from ..squares import LANES, NAME, definition
-from .lower import is_generated, loaded, written
+from .lower import loaded, written
 from .objects import Embedded, embedded
 
 #: The definitions of the functions, in LLVM IR, by their names.
@@ -22,10 +22,7 @@ _DEFINITIONS = {f"{NAME}{lanes}": definition(lanes) for lanes in LANES}
 
 
 def without_definitions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a kernel without the definitions of the functions that it shares with others; any
-    other function is returned unchanged."""
-    if not is_generated(function):
-        return function
+    """Return a function without the definitions of the functions that it shares with others."""
 
     def plain(node: tirx.AttrStmt) -> tirx.Stmt:
         is_shared = (

@@ -14,7 +14,9 @@ from tvm.tirx import Ramp, Shuffle
 
 from ...ir.compat import Analyzer, detect_linear_equation, loaded_buffer, structural_walk
 from ...ir.expressions import substitute, variables
-from ..kernel.language.builder import Vectors, either
+from ..kernel.language.builder import Vectors, const, either
+from ..kernel.language.turned import turn
+from ..squares import LANES
 from ._emitter import Emitter
 from ._functions import calls_in
 from ._nest import Axis, analyzer, simplify, size_of
@@ -298,6 +300,9 @@ class Elements(Emitter):
 
             def whole() -> None:
                 at_start = {**at, **{a.var: start for a, start in zip(both, starts, strict=True)}}
+                if size in LANES:
+                    self._square(loads, at_start, both)
+                    return
                 rows = {load: self._transposed(load, at_start, both) for load in loads}
                 for i in range(size):
                     with T.serial(0, size) as j:
@@ -338,6 +343,42 @@ class Elements(Emitter):
             for access in accesses.values()
         )
         return list(accesses) if can_be and len(accesses) <= _TURNED else []
+
+    def _square(self, loads: Sequence, at: dict, axes: tuple[Axis, Axis]) -> None:
+        """Emit the elements of a square, with the operands transposed by the function of the
+        program: see :mod:`relax_grad.cpu.squares`."""
+        lanes, (crossed, inner) = self.cpu.lanes, axes
+        vectors, squares = Vectors(lanes), {}
+
+        def place_of(indices: Sequence, axis: Axis) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+            """Return the place of the first element, and the distance of the next one."""
+            (index,) = indices
+            first = substitute(index, at)
+            return first, substitute(index, {**at, axis.var: at[axis.var] + 1}) - first
+
+        for load in loads:
+            source = loaded_buffer(load), *place_of(load.indices, inner)
+            if self._copies(load, inner):
+                (nest,) = self.group.nests
+                target = nest.buffer, *place_of(nest.indices, crossed)
+                turn(lanes, source, (lanes - 1, lanes), lanes, target)
+                return
+            squares[load] = T.alloc_buffer([lanes * lanes], "float32", layout=None)
+            turn(lanes, source, (lanes - 1, lanes), lanes, (squares[load], const(0), lanes))
+        with T.serial(0, lanes) as i:
+            rows = {}
+            for load, square in squares.items():
+                # LLVM assumes that other stores may change the square, whose address is known.
+                rows[load] = T.alloc_buffer([lanes], "float32", layout=None)
+                vectors.store(rows[load], const(0), vectors.load(square, i * lanes))
+            with T.serial(0, lanes) as j:
+                place = {**at, crossed.var: at[crossed.var] + i, inner.var: at[inner.var] + j}
+                self.element(place, loaded={load: row[j] for load, row in rows.items()})
+
+    def _copies(self, load: tirx.PrimExpr, inner: Axis) -> bool:
+        """Tell whether a load is all that is stored, next to each other along the last axis."""
+        stores, nests = self.accesses.stores, self.group.nests
+        return len(nests) == 1 and load.same_as(nests[0].value) and stores[0].stride(inner) == 1
 
     def _transposed(
         self, load: tirx.PrimExpr, at: dict, axes: tuple[Axis, Axis]
