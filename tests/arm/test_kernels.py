@@ -38,8 +38,9 @@ FOLDER = Path(relax_grad.cpu.kernel.__file__).parent
 #: for products whose factors change places, which is measured on processors of x86 only.
 MODULES = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/*.py")} - {
     *(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/__init__.py")),
-    *("conv/_amx_lines.py", "conv/_pairs.py", "conv/tiles.py", "conv/weight_tiles.py"),
+    *("conv/_amx_lines.py", "conv/_pairs.py", "conv/weight_tiles.py"),
     *("language/_amx_code.py", "matmul/_amx_products.py", "matmul/tiled.py", "matmul/_turned.py"),
+    "language/turned.py",  # squares of 8 and of 16
 }
 
 
