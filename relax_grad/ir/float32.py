@@ -6,6 +6,7 @@ tensors of a function, among them the partial sums of reductions, are in float32
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -40,16 +41,16 @@ class UnsupportedError(Exception):
     """An expression has no form in float32."""
 
 
-class Reader:
+class Reader(ABC):
     """A translator of expressions to float32."""
 
+    @abstractmethod
     def element(self, load: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return an element of a tensor, in float32 if it is in half precision."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rounded(self, value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
         """Return a float32 that is rounded to half precision, as a float32."""
-        raise NotImplementedError
 
     def bits(self, call: Call) -> tirx.PrimExpr:
         """Return a number in half precision that is given by its bits, in float32."""

@@ -17,17 +17,19 @@ from ..squares import LANES, NAME, definition
 from .lower import loaded, written
 from .objects import Embedded, embedded
 
-#: The definitions of the functions, in LLVM IR, by their names.
-_DEFINITIONS = {f"{NAME}{lanes}": definition(lanes) for lanes in LANES}
+
+@lru_cache(maxsize=1)
+def _definitions() -> dict[str, str]:
+    """Return the definitions of the functions, in LLVM IR, by their names."""
+    return {f"{NAME}{lanes}": definition(lanes) for lanes in LANES}
 
 
 def without_definitions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a function without the definitions of the functions that it shares with others."""
 
     def plain(node: tirx.AttrStmt) -> tirx.Stmt:
-        is_shared = (
-            node.attr_key == "pragma_import_llvm" and node.value.value in _DEFINITIONS.values()
-        )
+        is_import = node.attr_key == "pragma_import_llvm"
+        is_shared = is_import and node.value.value in _definitions().values()
         return node.body if is_shared else node
 
     return function.with_body(structural_map(function.body, (tirx.AttrStmt, plain)))
@@ -43,14 +45,14 @@ def units(objects: Iterable[Embedded], template: str) -> list[Embedded]:
     template : str
         The LLVM IR of an empty module for their target.
     """
-    named = {name for unit in objects for name in unit.external if name in _DEFINITIONS}
+    named = {name for unit in objects for name in unit.external if name in _definitions()}
     return [_unit(name, template) for name in sorted(named)]
 
 
 @lru_cache(maxsize=64)
 def _unit(name: str, template: str) -> Embedded:
     """Return the assembly of a shared function, whose label is its name."""
-    library = loaded(f"{template}\n{_with_attributes(_DEFINITIONS[name], template)}")
+    library = loaded(f"{template}\n{_with_attributes(_definitions()[name], template)}")
     return embedded(written(library), {name: name})
 
 

@@ -96,11 +96,11 @@ class CompileFunctions:
         try:
             compiler = _Compiler(target, current(), self._declarations)
             objects, entries = compiler.compile(list(functions.values()), self._early)
+            objects += units(objects, _template(with_whole_vectors(target)))
         except UnsupportedObject:
             return mod
         checked = _checked(functions.values())
-        shared_units = units(objects, _template(with_whole_vectors(target)))
-        library = linked(template, [*objects, *shared_units], entries, checked)
+        library = linked(template, objects, entries, checked)
         return _without(mod, functions, library)
 
     def _is_left_to_tvm(self, functions: list) -> bool:
