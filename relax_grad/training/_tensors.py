@@ -54,7 +54,7 @@ def as_tensor(name: str, value: object, ty: relax.TensorType) -> tvm.runtime.Ten
             f"{name} must have shape {shape} and dtype {dtype_of(ty)}, but it has {array.shape} "
             f"and {array.dtype}{remedy}"
         )
-    return tvm.runtime.tensor(np.array(array, order="C"))
+    return tvm.runtime.tensor(np.asarray(array, order="C"))
 
 
 def copies_of(tensors: Tensors) -> Tensors:

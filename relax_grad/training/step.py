@@ -208,7 +208,9 @@ class TrainStep:
             if slot.param is not None and slot.kind in (MASTER, EMA):
                 value = params[slot.param].numpy().astype(dtype)
             else:
-                value = np.full(shape_of(ty), self._fills[name], dtype)
+                value = np.zeros(shape_of(ty), dtype)
+                if self._fills[name]:
+                    value[...] = self._fills[name]
             slots[name] = tvm.runtime.tensor(value)
         return params, frozen, states, slots
 

@@ -89,12 +89,14 @@ def in_float32(
     reader = _Reader()
     for buffer in allocated:
         if str(buffer.dtype) in HALVES:
-            reader.wide[buffer] = tirx.decl_buffer(buffer.shape, "float32", buffer.name)
+            reader.wide[buffer] = tirx.decl_buffer(
+                buffer.shape, "float32", buffer.name, layout=None
+            )
     for param in params:
         if is_buffer(param) and str(param.dtype) == "bfloat16":
             align = tvm_ffi.dtype("uint16").itemsize
             reader.raw[param] = tirx.decl_buffer(
-                param.shape, "uint16", param.name, data_alignment=align
+                param.shape, "uint16", param.name, data_alignment=align, layout=None
             )
     made: list[tirx.Buffer] = []
     wide_nests: list[Nest] = []
@@ -123,7 +125,7 @@ def _wide(nest: Nest, reader: _Reader, made: list[tirx.Buffer]) -> list[Nest]:
         if isinstance(nest.value, BufferLoad) and loaded_buffer(nest.value) not in reader.wide:
             return [replace(nest, buffer=target, value=reader.stored(nest.value))]  # a copy
         return [replace(nest, buffer=target, value=_stored_as(reader.read(nest.value), dtype))]
-    sums = tirx.decl_buffer(buffer.shape, "float32", f"{buffer.name}_sums")
+    sums = tirx.decl_buffer(buffer.shape, "float32", f"{buffer.name}_sums", layout=None)
     made.append(sums)
     value, init = reader.read(nest.value), reader.init(nest)
     wide = replace(nest, buffer=sums, value=value, init=init)

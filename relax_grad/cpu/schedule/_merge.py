@@ -231,7 +231,7 @@ def _extents(part: Part) -> dict[tirx.Var, tirx.PrimExpr]:
 
 def _parameter(shape: Sequence, dtype: str, name: str) -> tirx.Buffer:
     align = max(1, tvm_ffi.dtype(dtype).itemsize)
-    return tirx.decl_buffer(shape, dtype, name, data_alignment=align)
+    return tirx.decl_buffer(shape, dtype, name, data_alignment=align, layout=None)
 
 
 def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]]:
@@ -241,7 +241,7 @@ def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]]:
     own = {param: buffers[name] for param, name in params}
     for buffer in function.allocated:
         shape = [substitute(extent, extents) for extent in buffer.shape]
-        own[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), buffer.name)
+        own[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), buffer.name, layout=None)
     nests = [_over(nest, own, extents) for nest in function.nests]
     return nests, [own[buffer] for buffer in function.allocated]
 

@@ -106,7 +106,7 @@ def _are_plain(merged: Merged) -> bool:
 
 
 def _flat(buffer: tirx.Buffer) -> tirx.Buffer:
-    return tirx.decl_buffer([product_of(buffer.shape)], str(buffer.dtype), buffer.name)
+    return tirx.decl_buffer([product_of(buffer.shape)], str(buffer.dtype), buffer.name, layout=None)
 
 
 def _is_light(group: Group, cpu: CPU) -> bool:
