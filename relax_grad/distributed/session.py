@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import itertools
 import json
 import os
 import queue
@@ -13,6 +14,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import tvm_ffi
 
@@ -147,6 +149,32 @@ def open_session(options: Options, came: Came | None = None, again: bool = False
     return new_session
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where the workers of a session are.
+
+    Attributes
+    ----------
+    ranks : list[list[int]]
+        The workers of each machine, this one first.
+    threads : int
+        The threads of each worker.
+    """
+
+    ranks: list[list[int]]
+    threads: int
+
+    @staticmethod
+    def of(options: Options) -> _Layout:
+        """Return the layout of a session: MPI places its processes itself, one at each place."""
+        number, is_mpi = options.num_workers, options.backend == "mpi"
+        counts = [1] * number if is_mpi else _processes.shares(number, options.nodes)
+        ends = list(itertools.accumulate(counts))
+        ranks = [list(range(end - own, end)) for end, own in zip(ends, counts, strict=True)]
+        local = _mpi_job.local_workers() if is_mpi else counts[0]
+        return _Layout(ranks, options.threads or max(1, cpu_threads.cores() // local))
+
+
 class Session(Calls):
     """A Disco session whose workers have collectives; :func:`session` makes it.
 
@@ -178,69 +206,76 @@ class Session(Calls):
 
     def _start(self, options: Options, came: Came | None, again: bool) -> None:
         """Start the workers."""
-        nodes, address = options.nodes, options.address
-        start_timeout, shares_memory = options.start_timeout, options.shared_memory
-        is_mpi = self.backend == "mpi"
-        counts = [1] * self.num_workers if is_mpi else _processes.shares(self.num_workers, nodes)
-        nodes = len(counts)
-        places = [sum(counts[:i]) for i in range(nodes)]
-        ranks = [list(range(at, at + count)) for at, count in zip(places, counts, strict=True)]
+        layout = _Layout.of(options)
         # A thread of TVM may be bound to some of the processors of the process.
         processors = cpu_threads.processors()
-        local = _mpi_job.local_workers() if is_mpi else counts[0]
-        threads = options.threads or max(1, cpu_threads.cores() // local)
-        host = address[0] if nodes > 1 else "127.0.0.1"
-        if nodes > 1:
-            assignment = {
-                "num_workers": self.num_workers,
-                "num_groups": self.num_groups,
-                "threads": threads,
-                "shares_memory": shares_memory,
-                "timeout": self.timeout,
-                "restarts": again,
-            }
-            with contextlib.nullcontext(came) if came else self._reception(options) as reception:
-                others = _nodes.accept_nodes(
-                    reception,
-                    ranks[1:],
-                    assignment,
-                    start_timeout,
-                    _mpi_job.MpiNode if is_mpi else _nodes.RemoteNode,
-                )
-            self._nodes += others
-            if host in ("0.0.0.0", "::"):
-                host = others[0].own_address
-        machine = _processes.Machine.of(ranks[0], shares_memory)
-        self._nodes.insert(
-            0, _nodes.LocalNode(machine, self.num_workers, self.num_groups, threads, host)
-        )
-        self.hosts = [node.host for node, own in zip(self._nodes, ranks, strict=True) for _ in own]
-        channels = {
-            rank: channel for node in self._nodes for rank, channel in node.channels().items()
-        }
-        store: dict = {}
-        if not is_mpi and (nodes > 1 or machine.memory == _processes.NO_MEMORY):
-            self._store, port = _gloo.serve(_nodes.listening_socket(host, 0))
-            store = {"host": host, "port": port, "prefix": self._token}
-        INBOXES[self._token] = (self._events.put, self.inbox, machine)
-        serve_controller()
-        self._channels = channels
-        self._watchdog = Watchdog(channels, limit(start_timeout), self._late)
-        self._connect(channels)
-        for node in self._nodes:
-            node.listen(self._events.put)
+        host = self._accept(options, layout, came, again)
+        machine = _processes.Machine.of(layout.ranks[0], options.shared_memory)
+        own = _nodes.LocalNode(machine, self.num_workers, self.num_groups, layout.threads, host)
+        self._nodes.insert(0, own)
+        placed = zip(self._nodes, layout.ranks, strict=True)
+        self.hosts = [node.host for node, ranks in placed for _ in ranks]
+        store = self._serve_store(layout, machine, host)
+        self._join(machine, options.start_timeout)
         settings = {
             "token": self._token,
             "backend": self.backend,
             "store": store,
             "host": host,
             "timeout": self.timeout,
-            "start_timeout": start_timeout,
+            "start_timeout": options.start_timeout,
             "num_workers": self.num_workers,
             "num_groups": self.num_groups,
-            "threads": threads,
-            "processors": {str(rank): processors for rank in ranks[0]},
+            "threads": layout.threads,
+            "processors": {str(rank): processors for rank in layout.ranks[0]},
         }
+        self._begin(settings, options.start_timeout)
+        _OPEN.add(self)
+
+    def _accept(self, options: Options, layout: _Layout, came: Came | None, again: bool) -> str:
+        """Wait for the other machines, and return the address of this one."""
+        if len(layout.ranks) == 1:
+            return "127.0.0.1"
+        assignment = {
+            "num_workers": self.num_workers,
+            "num_groups": self.num_groups,
+            "threads": layout.threads,
+            "shares_memory": options.shared_memory,
+            "timeout": self.timeout,
+            "restarts": again,
+        }
+        node = _mpi_job.MpiNode if self.backend == "mpi" else _nodes.RemoteNode
+        with contextlib.nullcontext(came) if came else self._reception(options) as reception:
+            others = _nodes.accept_nodes(
+                reception, layout.ranks[1:], assignment, options.start_timeout, node
+            )
+        self._nodes += others
+        host = options.address[0]
+        return others[0].own_address if host in ("0.0.0.0", "::") else host
+
+    def _serve_store(self, layout: _Layout, machine: _processes.Machine, host: str) -> dict:
+        """Serve the store in which the workers of gloo meet, where they need one, and return where
+        it is."""
+        shares_all = len(layout.ranks) == 1 and machine.memory != _processes.NO_MEMORY
+        if self.backend == "mpi" or shares_all:
+            return {}
+        self._store, port = _gloo.serve(_nodes.listening_socket(host, 0))
+        return {"host": host, "port": port, "prefix": self._token}
+
+    def _join(self, machine: _processes.Machine, start_timeout: float) -> None:
+        """Make Disco's session of all workers, which run already, and listen to them."""
+        INBOXES[self._token] = (self._events.put, self.inbox, machine)
+        serve_controller()
+        self._channels = {
+            rank: channel for node in self._nodes for rank, channel in node.channels().items()
+        }
+        self._watchdog = Watchdog(self._channels, limit(start_timeout), self._late)
+        self._connect(self._channels)
+        for node in self._nodes:
+            node.listen(self._events.put)
+
+    def _begin(self, settings: dict, start_timeout: float) -> None:
+        """Begin the tasks and the collectives of all workers."""
         connected = self._connected()
         start = connected.get_global_func("relax_grad.distributed.start")
         self._run = connected.get_global_func("relax_grad.distributed.run")
@@ -250,7 +285,6 @@ class Session(Calls):
         self.pids = dict(enumerate(pids))
         if self.backend == "nccl":
             connected.init_ccl("nccl", *range(self.num_workers))
-        _OPEN.add(self)
 
     @contextlib.contextmanager
     def _reception(self, options: Options) -> Iterator[Came]:

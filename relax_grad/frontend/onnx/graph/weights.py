@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import onnx
@@ -133,86 +133,146 @@ def roles_of(
     arrays : Arrays
         The values of large tensors.
     """
-    graph, opset = model.graph, opset_of(model)
-    data, exponents, statistics = set(), set(), set()
-    states: dict[str, str] = {}
-    settings: dict[str, str] = {}
-    cut: dict[str, str] = {}
-    outer = {name for node in graph.node for name in node.output}
-    reached = {output.name for output in graph.output}
-    for node in reversed(list(flat_nodes(graph))):
-        if node.op_type in _ENDS or not any(
-            name in reached and is_float(types.get(name)) for name in node.output
-        ):
-            end = next((cut[name] for name in node.output if name in cut), None)
-            for name in node.input:
-                cut.setdefault(name, end or f"{node.op_type} {label(node)}")
-            continue
-        for inner in subgraphs(node):
-            reached |= {output.name for output in inner.output}
-            data |= {output.name for output in inner.output}
-        fixed = _SETTINGS.get(node.op_type, set())
-        for position, name in enumerate(node.input):
-            if not name or not is_float(types.get(name)):
-                continue
-            if fixed is None or position in fixed:
-                settings[name] = label(node)
-                continue
-            reached.add(name)
-            if position in _STATISTICS.get(node.op_type, ()):
-                statistics.add(name)
-            elif position in _CONSTANT_BY_DEFAULT.get(node.op_type, ()):
-                exponents.add(name)
-            else:
-                data.add(name)
-        is_outer = any(name in outer for name in node.output if name)
-        if is_outer and node.op_type == "BatchNormalization" and is_training(node, opset):
-            _add_states(node, states)
-    floats = [tensor for tensor in graph.initializer if is_float_type(tensor.data_type)]
-    floats = [tensor for tensor in floats if tensor.name not in folded]
-    for tensor in floats:
-        if tensor.name in statistics and tensor.name in data:
-            raise ValueError(
-                f"{tensor.name} is a running statistic and an operand of another kind; give the "
-                "normalisation a copy"
-            )
-    names = {tensor.name for tensor in floats}
-    possible = [
-        tensor for tensor in floats if tensor.name in data | exponents and math.prod(tensor.dims)
+    graph = model.graph
+    uses = _Uses(graph, types, opset_of(model))
+    floats = [
+        tensor
+        for tensor in graph.initializer
+        if is_float_type(tensor.data_type) and tensor.name not in folded
     ]
-    possible = [tensor for tensor in possible if tensor.name not in statistics]
-    choice_of = choices(
-        graph, types, [tensor.name for tensor in possible], constants, arrays, exponents - data
+    uses.check(floats)
+    possible = [
+        tensor
+        for tensor in floats
+        if tensor.name in uses.operands
+        and tensor.name not in uses.statistics
+        and math.prod(tensor.dims)
+    ]
+    chosen = choices(
+        graph, types, [tensor.name for tensor in possible], constants, arrays, uses.only_exponents
     )
+    for tensor in possible:
+        chosen[tensor.name] = _own_choice(tensor, chosen[tensor.name], uses.settings)
     weights, frozen, optional = [], [], []
     for tensor in possible:
         name = tensor.name
-        is_number = math.prod(tensor.dims) == 1
-        choice = choice_of[name]
-        if is_number and name in settings and not choice.reason.startswith("it is a weight"):
-            choice = choice_of[name] = Choice(
-                False, f"it is a bound or a scale of {settings[name]} too"
-            )
-        if choice.is_trained:
+        if chosen[name].is_trained:
             weights.append(name)
-        elif is_number or name in exponents - data:
+        elif math.prod(tensor.dims) == 1 or name in uses.only_exponents:
             optional.append(name)
         else:
             frozen.append(name)
-    in_order = [tensor.name for tensor in floats if tensor.name in statistics]
+    names = {tensor.name for tensor in floats}
     return Roles(
         weights,
         frozen,
         optional,
-        in_order,
-        {name: new for name, new in states.items() if name in names},
-        {name: user for name, user in settings.items() if name in names},
-        {name: end for name, end in cut.items() if name in names and name not in choice_of},
-        choice_of,
+        [tensor.name for tensor in floats if tensor.name in uses.statistics],
+        {name: new for name, new in uses.states.items() if name in names},
+        {name: user for name, user in uses.settings.items() if name in names},
+        {name: end for name, end in uses.cut.items() if name in names and name not in chosen},
+        chosen,
         {},
         {},
         {},
     )
+
+
+def _own_choice(tensor: onnx.TensorProto, choice: Choice, settings: Mapping[str, str]) -> Choice:
+    """Return the choice of a tensor, which is not trained if it is a setting of another node."""
+    user = settings.get(tensor.name)
+    is_weight = choice.reason.startswith("it is a weight")
+    if user is None or math.prod(tensor.dims) > 1 or is_weight:
+        return choice
+    return Choice(False, f"it is a bound or a scale of {user} too")
+
+
+class _Uses:
+    """What the values of a graph are for, of which gradients flow back from its results.
+
+    Parameters
+    ----------
+    graph : onnx.GraphProto
+        The outer graph. The statistics that it updates get names.
+    types : Mapping[str, onnx.TypeProto]
+        The types of the values.
+    opset : int
+        The version of the operators.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto], opset: int):
+        self._types, self._opset = types, opset
+        self._outer = {name for node in graph.node for name in node.output}
+        self._reached = {output.name for output in graph.output}
+        self._data: set[str] = set()
+        self._exponents: set[str] = set()
+        self.statistics: set[str] = set()
+        self.states: dict[str, str] = {}
+        self.settings: dict[str, str] = {}
+        self.cut: dict[str, str] = {}
+        for node in reversed(list(flat_nodes(graph))):
+            if self._takes_gradient(node):
+                self._add_node(node)
+            else:
+                self._cut_at(node)
+
+    @property
+    def operands(self) -> set[str]:
+        """The values that a gradient reaches."""
+        return self._data | self._exponents
+
+    @property
+    def only_exponents(self) -> set[str]:
+        """The values that are exponents, and nothing else."""
+        return self._exponents - self._data
+
+    def check(self, tensors: Iterable[onnx.TensorProto]) -> None:
+        """Raise ValueError for a running statistic that is an operand of another kind."""
+        for tensor in tensors:
+            if tensor.name in self.statistics and tensor.name in self._data:
+                raise ValueError(
+                    f"{tensor.name} is a running statistic and an operand of another kind; give "
+                    "the normalisation a copy"
+                )
+
+    def _is_float(self, name: str) -> bool:
+        return is_float(self._types.get(name))
+
+    def _takes_gradient(self, node: onnx.NodeProto) -> bool:
+        """Tell whether a gradient passes through a node."""
+        return node.op_type not in _ENDS and any(
+            name in self._reached and self._is_float(name) for name in node.output
+        )
+
+    def _cut_at(self, node: onnx.NodeProto) -> None:
+        """Note where the gradient of the operands of a node ends: at the node, or after it."""
+        end = next((self.cut[name] for name in node.output if name in self.cut), None)
+        for name in node.input:
+            self.cut.setdefault(name, end or f"{node.op_type} {label(node)}")
+
+    def _add_node(self, node: onnx.NodeProto) -> None:
+        """Note the uses of the operands of a node."""
+        for inner in subgraphs(node):
+            results = {output.name for output in inner.output}
+            self._reached |= results
+            self._data |= results
+        fixed = _SETTINGS.get(node.op_type, set())
+        for position, name in enumerate(node.input):
+            if not name or not self._is_float(name):
+                continue
+            if fixed is None or position in fixed:
+                self.settings[name] = label(node)
+                continue
+            self._reached.add(name)
+            if position in _STATISTICS.get(node.op_type, ()):
+                self.statistics.add(name)
+            elif position in _CONSTANT_BY_DEFAULT.get(node.op_type, ()):
+                self._exponents.add(name)
+            else:
+                self._data.add(name)
+        is_outer = any(name in self._outer for name in node.output if name)
+        if is_outer and node.op_type == "BatchNormalization" and is_training(node, self._opset):
+            _add_states(node, self.states)
 
 
 def _add_states(node: onnx.NodeProto, states: dict[str, str]) -> None:
