@@ -100,6 +100,15 @@ def elementwise() -> Iterator[Case]:
         yield Case(f"{name}-i64", function, (index(5, 4) + 1,))
     yield Case("lgamma-infinite", torch.lgamma, (infinite,), False)
     yield Case("mvlgamma", lambda x: torch.mvlgamma(x + 2, 3), (positive(4),))
+    ends = [0.0, -0.0, 1e-300, -1e-12, 0.425, 0.85, -0.9999, 1 - 1e-15, 1, -1, 1.5, math.inf]
+    for place in torch.tensor([*ends, math.nan], dtype=torch.float64):
+        for function in (torch.erfinv, torch.special.ndtri):
+            yield Case(f"{function.__name__}-{place}", function, (place.reshape(1),), False)
+    for name, function in (("erfinv", torch.erfinv), ("special_ndtri", torch.special.ndtri)):
+        yield Case(name, function, (unit(4, 5).abs(),))
+        yield Case(f"{name}-f32", function, (unit(4, 5).abs().float(),))
+        yield Case(f"{name}-i64", function, (index(2, 4),))
+    yield Case("erfinv-bf16", torch.erfinv, (unit(4, 5).bfloat16(),), False)
     yield Case("logit", torch.logit, (unit(3, 4).abs(),))
     yield Case("logit-eps", lambda x: torch.logit(x, 0.1), (unit(3, 4).abs(),))
     special = torch.tensor(

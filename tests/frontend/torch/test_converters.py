@@ -19,6 +19,9 @@ FEW = {
     "elementwise": {
         "log1p-small",
         "lgamma",
+        "erfinv",
+        "erfinv-1.0",
+        "special_ndtri",
         "clamp-kinks",
         "clamp-equal",
         "add-bool",

@@ -25,6 +25,7 @@ from .loss import LOSS
 from .manipulate import MANIPULATE
 from .matmul import MATMUL
 from .norm import NORM
+from .normal import NORMAL
 from .pool import POOL
 from .random import RANDOM
 from .recurrent import RECURRENT
@@ -51,6 +52,7 @@ CONVERTERS = {
     **MANIPULATE,
     **MATMUL,
     **NORM,
+    **NORMAL,
     **POOL,
     **RANDOM,
     **RECURRENT,
