@@ -23,8 +23,9 @@ ROUNDS, ITEMS = 5, 23
 
 
 @pytest.fixture
-def one_thread():
-    """Let TVM run in one thread."""
+def one_thread(monkeypatch):
+    """Let TVM run in one thread; the default of later targets stays."""
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
     before = relax_grad.get_num_threads()
     relax_grad.set_num_threads(1)
     yield
