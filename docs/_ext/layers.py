@@ -98,7 +98,7 @@ ABOVE = {
         "PyTorch and ONNX models as modules to train; random numbers",
         (
             *("activity", "autodiff", "cpu.pipeline", "cpu.target", "cpu.threads", "op"),
-            *("topi", "training", "transform"),
+            *("gpu", "topi", "training", "transform"),
         ),
         (1, 478),
     ),
@@ -106,7 +106,7 @@ ABOVE = {
         "training steps, optimizers and their loop; `SetupTrainer` on `relax.training`",
         (
             *("activity", "autodiff", "backend", "cpu.pipeline", "cpu.target", "cpu.threads"),
-            *("static", "transform"),
+            *("gpu", "static", "transform"),
         ),
         (2, 478),
     ),
@@ -122,7 +122,7 @@ ABOVE = {
         (3, 420),
     ),
     "gpu": Part(
-        "the pipeline for GPUs: the passes for any processor between TVM's stages",
+        "the pipeline for GPUs: the passes for any processor between TVM's stages; their devices",
         ("cpu.passes", "cpu.pipeline", "cpu.schedule"),
         (3, 130),
     ),

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax
 
 from .._progress import shown
 from .._validation import described
 from ..cpu import programs
-from ..cpu.pipeline import pipeline
+from ..gpu import devices
 from ..ir.module import with_only
 from ..transform import PlainNames
 from . import _export
@@ -101,7 +101,7 @@ class DevicePlace(Place):
     ):
         # Another pipeline may not write to the memory of arguments.
         self._donates = "relax_pipeline" not in (options or {})
-        options = {"relax_pipeline": _scheduled(target), **(options or {})}
+        options = {"relax_pipeline": devices.scheduled(target), **(options or {})}
         super().__init__(target, options)
         self.device, self._library = device, library
         self._true = tvm.runtime.tensor(np.array(True), device)
@@ -112,14 +112,8 @@ class DevicePlace(Place):
             return self.module(module, roots_of(step))
 
     def module(self, module: tvm.IRModule, roots: list[str] | None = None) -> Any:
-        if tvm.transform.PassContext.current().config.get("relax.backend.use_cuda_graph", False):
-            raise ValueError(
-                "relax.backend.use_cuda_graph must be off: TVM launches a captured graph with the "
-                "memory of its first arguments, whatever it is called with. Make the trainer "
-                "outside of this PassContext"
-            )
         module = prepared(module, roots, self._library)
-        return tvm.compile(module, self.target, **(self.options or {}))
+        return devices.compiled(module, self.target, self.options or {})
 
     def machine(self, executable: tvm.runtime.Executable) -> Mapping[str, Callable]:
         return _Machine(relax.VirtualMachine(executable, self.device), self._moved)
@@ -208,7 +202,7 @@ def place_of(
         from ..backend import DispatchLibrary
 
         DispatchLibrary(library)
-    made = _present(kind, number)
+    made = devices.present(kind, number)
     chosen = tvm.target.Target.from_device(made) if target is None else tvm.target.Target(target)
     if chosen.kind.name != _KINDS[kind]:
         raise ValueError(
@@ -241,24 +235,6 @@ def target_of(device: object) -> tvm.target.Target:
     return tvm.target.Target({"kind": _KINDS[kind], "arch": _ANY_ARCH}, host="llvm")
 
 
-def _present(kind: str, number: int) -> Any:
-    """Return a device, or raise RuntimeError if TVM cannot use it."""
-    if not tvm.runtime.enabled(kind):
-        raise RuntimeError(
-            f'device="{kind}" needs a TVM with support for {kind}, but this one has none or finds '
-            "no driver: check that nvidia-smi lists a GPU, and that the libraries of CUDA that "
-            "TVM was built with are installed; without a GPU, leave device out"
-        )
-    device = tvm.device(kind, number)
-    if not device.exist:
-        count = next(i for i in range(number + 1) if not tvm.device(kind, i).exist)
-        raise RuntimeError(
-            f'device="{kind}:{number}" does not exist: there are {count} such devices, from '
-            f"{kind}:0; without a GPU, leave device out"
-        )
-    return device
-
-
 def roots_of(step: Any) -> list[str]:
     """Return the names of the functions that a trainer calls."""
     names = ["step", "accumulate", *([] if step.forward is None else [step.forward.name])]
@@ -278,47 +254,3 @@ def prepared(
 
         module = DispatchLibrary(library)(module)
     return PlainNames()(module)
-
-
-def _scheduled(target: tvm.target.Target) -> tvm.transform.Pass:
-    """Return the pipeline for a target, which refuses functions that would run on the host."""
-    return tvm.transform.Sequential([pipeline(target), check_scheduled])
-
-
-@tvm.transform.module_pass(opt_level=0, name="relax_grad.check_scheduled")
-def check_scheduled(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-    """Raise ValueError if a tensor function has no threads of a device."""
-    names = [
-        variable.name_hint
-        for variable, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and _runs_on_host(function)
-    ]
-    if names:
-        raise ValueError(
-            f"the device has no schedule for {', '.join(sorted(names))}: these functions would run "
-            "on the host, which cannot read the device's memory. Train without device, or write "
-            "the model without these operators"
-        )
-    return mod
-
-
-def _runs_on_host(function: tirx.PrimFunc) -> bool:
-    """Tell whether a function writes to tensors without threads of a device.
-
-    Functions that compute extents run on the host, and have an attribute that says so.
-    """
-    if function.attrs is not None and bool(function.attrs.get("tirx.is_host_func", False)):
-        return False
-    threads: list[object] = []
-
-    def see_loop(loop: tirx.For) -> None:
-        if loop.kind == tirx.ForKind.THREAD_BINDING:
-            threads.append(loop)
-
-    def see_attribute(statement: tirx.AttrStmt) -> None:
-        if statement.attr_key == "thread_extent":
-            threads.append(statement)
-
-    rules = [(tirx.For, see_loop), (tirx.AttrStmt, see_attribute)]
-    tvm_ffi.structural_walk(function.body, rules, order="pre")
-    return not threads

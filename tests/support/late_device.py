@@ -17,6 +17,7 @@ import pytest
 import tvm
 
 import relax_grad
+from relax_grad.gpu import devices
 from relax_grad.training import _device, _feed
 
 GPU, PINNED = tvm.cpu(1), tvm.cpu(2)
@@ -118,9 +119,9 @@ def late_device() -> Iterator[LateDevice]:
     """Let ``device="cuda"`` be a :class:`LateDevice`, with the pipeline for CPUs."""
     device, kind = LateDevice(), type(GPU)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_device, "_present", lambda *_: GPU)
+        patch.setattr(devices, "present", lambda *_: GPU)
         patch.setattr(_device, "_KINDS", {"cuda": "llvm"})
-        patch.setattr(_device, "_scheduled", relax_grad.pipeline)
+        patch.setattr(devices, "scheduled", relax_grad.pipeline)
         patch.setattr(_feed, "host_of", lambda _: PINNED)
         patch.setattr(_feed, "_wait_for", device.wait_for)
         for name, method in (

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import tvm
 from compile_cuda import compile_for_cuda
-from tvm import relax, te
+from scheduled import sorted_on_host
+from tvm import relax
 from tvm.relax import op
 
+from relax_grad.gpu import devices
 from relax_grad.ir.module import with_only
 from relax_grad.training import SGD, AdamW, Trainer, _device, train_step
 
@@ -47,7 +49,7 @@ BATCHES = [
 @pytest.fixture
 def on_other(monkeypatch):
     """Let ``device="cuda"`` be the second device of the CPU, with TVM's pipeline."""
-    monkeypatch.setattr(_device, "_present", lambda kind, number: OTHER)
+    monkeypatch.setattr(devices, "present", lambda kind, number: OTHER)
     monkeypatch.setattr(_device, "_KINDS", {"cuda": "llvm"})
     options = {"relax_pipeline": "default"}
     return {"device": "cuda", "target": "llvm", "compile_options": options}
@@ -134,7 +136,7 @@ def test_a_whole_step_has_kernels():
     step = train_step(module(), SGD(momentum=0.9), wrt=["0.weight", "b"], clip_norm=1.0)
     prepared = _device.prepared(step.module, _device.roots_of(step))
     with TARGET:
-        _device._scheduled(TARGET)(prepared)
+        devices.scheduled(TARGET)(prepared)
     compiled = compile_for_cuda(prepared)
     assert compiled.launches
     assert (compiled.on_host, compiled.serial) == ([], [])
@@ -150,26 +152,16 @@ def test_steps_of_networks_have_kernels(name, library):
     step, _ = step_of(name)
     prepared = _device.prepared(step.module, _device.roots_of(step), library)
     with TARGET:
-        _device._scheduled(TARGET)(prepared)
+        devices.scheduled(TARGET)(prepared)
     compiled = compile_for_cuda(prepared)
     assert compiled.launches
     assert (compiled.on_host, compiled.serial) == ([], [])
 
 
 def test_functions_without_a_schedule_are_named():
-    def sorted_on_host(x):
-        def call(inputs, outputs):
-            return tvm.tirx.call_packed("tvm.contrib.sort.sort", inputs[0], outputs[0], 0, True)
-
-        return te.extern(x.shape, [x], call, dtype="float32")
-
-    x = relax.Var("x", relax.TensorType((9, 5), "float32"))
-    bb = relax.BlockBuilder()
-    with bb.function("main", [x]):
-        bb.emit_func_output(bb.emit_te(sorted_on_host, x, primfunc_name_hint="sorted_on_host"))
     message = "no schedule for sorted_on_host: these functions would run on the host"
     with TARGET, pytest.raises(ValueError, match=message):
-        _device._scheduled(TARGET)(bb.get())
+        devices.scheduled(TARGET)(sorted_on_host())
 
 
 def test_only_functions_that_are_called_are_compiled():

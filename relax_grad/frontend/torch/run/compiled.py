@@ -17,13 +17,10 @@ from tvm import relax
 
 from ....autodiff.gradient import Gradient, add_adjoint
 from ....autodiff.split import is_checkpointed, split
-from ....cpu import programs
-from ....cpu.threads import let_torch_threads_sleep
 from ....ir.module import with_functions
 from ....ir.signature import Signature
 from .._imported import Imported
-
-_PIPELINE = "relax_grad"
+from .place import PIPELINE, Place
 
 #: The alignment in bytes that compiled functions may assume.
 ALIGNMENT = 64
@@ -128,6 +125,7 @@ def compiled(
     imported: Imported,
     signature: Signature,
     wrt: Sequence[int],
+    place: Place,
     target: tvm.target.Target,
     options: Mapping[str, object],
 ) -> Compiled:
@@ -141,35 +139,37 @@ def compiled(
         The roles of the parameters of the function.
     wrt : Sequence[int]
         The positions of the differentiated parameters of the function.
+    place : Place
+        The device.
     target : tvm.target.Target
-        The target.
+        The target on the CPU.
     options : Mapping
         Further arguments of ``tvm.compile``.
     """
-    let_torch_threads_sleep()
     module = imported.module
     function = module["training"]
     is_float = ["float" in str(kind.dtype) for kind in imported.outputs.values()]
     states = frozenset(signature.states.values())
-    settings = {"relax_pipeline": _PIPELINE, **options}
+    settings = {"relax_pipeline": PIPELINE, **options}
     if not wrt or not any(is_float):
-        machine = relax.VirtualMachine(programs.compiled(module, target, settings), tvm.cpu())
-        return Compiled(machine["training"], None, is_float, states)
+        function = place.machine(module, target, settings)("training")
+        return Compiled(function, None, is_float, states)
     variables = [function.params[i] for i in wrt]
     gradient = Gradient("training", variables, target_index=0, cotangents=True)
     count = sum(is_float)
     joint = with_functions(add_adjoint(module, gradient, "adjoint"), {}, without=["training"])
     # Kernels would hide which values the backward pass computes again.
-    if settings["relax_pipeline"] == _PIPELINE and not is_checkpointed(function):
+    is_own = settings["relax_pipeline"] == PIPELINE
+    if place.is_cpu and is_own and not is_checkpointed(function):
         joint = _with_kernels(joint, target)
     parts = split(joint, "adjoint", count, "forward", "backward")
     backward = parts.module["backward"]
     read = set(relax.analysis.free_vars(backward.body))
     used = iter([param in read for param in list(backward.params)[-count:]])
-    machine = relax.VirtualMachine(programs.compiled(parts.module, target, settings), tvm.cpu())
+    named = place.machine(parts.module, target, settings)
     return Compiled(
-        machine["forward"],
-        machine["backward"],
+        named("forward"),
+        named("backward"),
         is_float,
         states,
         [has_cotangent and next(used) for has_cotangent in is_float],

@@ -23,6 +23,7 @@ from ..tracing.wrapper import TENSOR
 from .compiled import ALIGNMENT, Compiled, Run, compiled, plain
 from .examples import Examples
 from .guards import Guards
+from .place import Place, noting_autocast, traced_on_cpu
 
 #: The constants that a module may return beside tensors.
 _CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
@@ -43,20 +44,26 @@ class Options:
         self.dynamic_shapes = dynamic_shapes
         self.custom_convert_map = custom_convert_map
 
-    def compiled(self, imported: Imported, signature: Signature, wrt: Sequence[int]) -> Compiled:
-        return compiled(
-            imported, signature, wrt, tvm.target.Target(self.target), self.compile_options
-        )
+    def compiled(
+        self, imported: Imported, signature: Signature, wrt: Sequence[int], place: Place
+    ) -> Compiled:
+        target = tvm.target.Target(self.target)
+        return compiled(imported, signature, wrt, place, target, self.compile_options)
 
 
 class Program:
     """The functions of a module in one mode."""
 
     def __init__(self, module: nn.Module, examples: Examples, options: Options):
-        with shown("importing the module"):
+        with (
+            shown("importing the module"),
+            traced_on_cpu(module),
+            noting_autocast() as regions,
+        ):
             self._imported, (self._spec, leaves), reads = import_for_wrap(
                 module, examples.inputs, options.dynamic_shapes, options.custom_convert_map
             )
+        self.enters_autocast = bool(regions)
         self.guards = Guards(list(module.modules()), reads)
         for leaf in leaves:
             if leaf is not TENSOR and not isinstance(leaf, _CONSTANTS):
@@ -83,7 +90,6 @@ class Program:
         ]
         self._states = [*self._signature.states.values()]
         self._is_random = function.params[0] in relax.analysis.free_vars(function.body)
-        self._seed = torch.zeros((), dtype=torch.int64)
         self._expected = [
             (name, getattr(torch, dtype_of(kind)), _extents(kind))
             for name, kind in imported.inputs.items()
@@ -91,7 +97,7 @@ class Program:
         self._sizes = [
             None if None in extents else torch.Size(extents) for _, _, extents in self._expected
         ]
-        self._compiled: dict[tuple[bool, ...], Compiled] = {}
+        self._compiled: dict[tuple[Place, tuple[bool, ...]], Compiled] = {}
         self._lock = threading.Lock()
         names = list(imported.inputs)
         self._checks = extent_checks(imported.module, "training")
@@ -101,14 +107,15 @@ class Program:
         for group in groups:
             group.update(dict.fromkeys(group))
 
-    def check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Raise an error if an input does not fit."""
+    def check(self, inputs: Sequence[torch.Tensor], place: Place) -> None:
+        """Raise an error if an input does not fit, or the module cannot run now."""
+        place.check(self.enters_autocast)
         for tensor, size, (name, dtype, extents) in zip(
             inputs, self._sizes, self._expected, strict=True
         ):
             shape = tensor.shape
             if (
-                not tensor.is_cpu
+                not place.has(tensor)
                 or tensor.dtype is not dtype
                 or tensor.layout is not torch.strided
                 or (
@@ -119,7 +126,7 @@ class Program:
                 )
             ):
                 kind = self._types[self._signature.batch[name]]
-                raise ValueError(_misfit(name, tensor, dtype, kind))
+                raise ValueError(_misfit(name, tensor, dtype, kind, place))
         if self._ranges or self._checks:
             symbols = {
                 extent.name: n
@@ -131,11 +138,11 @@ class Program:
                 check.check(symbols)
             for at, index_range in self._ranges:
                 if isinstance(index_range.extent, int) or index_range.extent in symbols:
-                    index_range.check(inputs[at].detach().numpy(), symbols)
+                    index_range.check(inputs[at].detach().cpu().numpy(), symbols)
 
-    def run(self, inputs: list[torch.Tensor], tensors: list[torch.Tensor]) -> object:
+    def run(self, inputs: list[torch.Tensor], tensors: list[torch.Tensor], place: Place) -> object:
         """Run the function, and return its outputs in their structure."""
-        seed = torch.randint(2**63 - 1, ()) if self._is_random else self._seed
+        seed = place.seed() if self._is_random else place.unused_seed
         operands = [seed, *inputs, *tensors]  # in the order of the signature
         candidates = [operands[at] for at in self._differentiable]
         needs = (
@@ -146,9 +153,9 @@ class Program:
         tracked = list(itertools.compress(candidates, needs))
         if not tracked:
             needs = ()
-        functions = self._compiled.get(needs)
+        functions = self._compiled.get((place, needs))
         if functions is None:
-            functions = self._functions(needs)
+            functions = self._functions(needs, place)
         # Most tensors are as they must be, and a function call for each would take longer than the
         # test.
         arguments = [
@@ -164,7 +171,7 @@ class Program:
             else:
                 outputs = Run.call(functions, arguments, states, *tracked)
         except Exception as error:
-            self._explain(operands, error)
+            self._explain(operands, place, error)
             raise
         if states:
             torch._foreach_copy_([operands[at] for at in self._states], states)
@@ -174,27 +181,29 @@ class Program:
         leaves = [next(rest) if leaf is TENSOR else leaf for leaf in self._leaves]
         return pytree.tree_unflatten(leaves, self._spec)
 
-    def _functions(self, needs: tuple[bool, ...]) -> Compiled:
+    def _functions(self, needs: tuple[bool, ...], place: Place) -> Compiled:
         """Compile the functions for the arguments that need a gradient."""
         with self._lock:  # one of several threads compiles
-            functions = self._compiled.get(needs)
+            functions = self._compiled.get((place, needs))
             if functions is None:
                 wrt = list(itertools.compress(self._differentiable, needs))
                 with shown("compiling the module"):
-                    functions = self._options.compiled(self._imported, self._signature, wrt)
-                self._compiled[needs] = functions
+                    functions = self._options.compiled(self._imported, self._signature, wrt, place)
+                self._compiled[place, needs] = functions
         return functions
 
-    def _explain(self, operands: Sequence[torch.Tensor], error: Exception) -> None:
+    def _explain(
+        self, operands: Sequence[torch.Tensor], place: Place, error: Exception | None
+    ) -> None:
         """Raise an error that names the tensor that does not fit, if there is one."""
         extents: dict[tirx.Var, tuple[int, str]] = {}
         for name, kind, tensor in zip(self._names, self._types, operands, strict=True):
             dtype, shape = getattr(torch, dtype_of(kind)), _extents(kind)
-            fits = tensor.is_cpu and tensor.dtype is dtype and tensor.ndim == len(shape)
+            fits = place.has(tensor) and tensor.dtype is dtype and tensor.ndim == len(shape)
             if not fits or any(
                 e is not None and n != e for n, e in zip(tensor.shape, shape, strict=True)
             ):
-                raise ValueError(_misfit(name, tensor, dtype, kind)) from error
+                raise ValueError(_misfit(name, tensor, dtype, kind, place)) from error
             for n, extent in zip(tensor.shape, kind.shape.values, strict=True):
                 if isinstance(extent, tirx.Var):
                     first, other = extents.setdefault(extent, (n, name))
@@ -210,12 +219,14 @@ def _extents(kind: relax.TensorType) -> list[int | None]:
     return [int(n) if isinstance(n, tirx.IntImm) else None for n in kind.shape.values]
 
 
-def _misfit(name: str, tensor: torch.Tensor, dtype: torch.dtype, kind: relax.TensorType) -> str:
-    if not tensor.is_cpu or tensor.layout is not torch.strided:
+def _misfit(
+    name: str, tensor: torch.Tensor, dtype: torch.dtype, kind: relax.TensorType, place: Place
+) -> str:
+    if not place.has(tensor) or tensor.layout is not torch.strided:
         return (
             f"{name} is a tensor of layout {tensor.layout} on the device {tensor.device}, but "
             "the compiled functions take dense "
-            'tensors on the CPU; move it by .to("cpu")'
+            f'tensors on {place}; move it by .to("{place.device}")'
         )
     extents = zip(_extents(kind), kind.shape.values, strict=True)
     shape = ", ".join(str(extent if n is None else n) for n, extent in extents)

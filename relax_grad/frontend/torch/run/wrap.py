@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import tvm
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ....cpu.target import CPU, host
 from .._arguments import check_arguments
@@ -20,6 +21,8 @@ from ..inputs.names import Inputs
 from .compiled import has_saved_tensors_hooks
 from .examples import Examples
 from .layout import Layout
+from .place import CPU as CPU_PLACE
+from .place import check_kind, on_cpu, place_of
 from .program import Options, Program
 
 
@@ -43,14 +46,14 @@ def wrap(
     Parameters
     ----------
     module : nn.Module
-        The module, on the CPU.
+        The module, on the CPU or on a GPU of CUDA. It runs on the device where it is at the call.
     args : Sequence
         Example arguments. Later arguments have their shapes and dtypes; values that are no tensors
         are constants.
     kwargs : Mapping, optional
         Example keyword arguments.
     target : tvm.target.Target or str or Mapping, optional
-        The target, a CPU; by default :func:`relax_grad.target.host`.
+        The target on the CPU; by default :func:`relax_grad.target.host`.
     compile_options : Mapping, optional
         Further arguments of ``tvm.compile``, such as ``relax_pipeline``.
     dynamic_shapes : Mapping or Sequence, optional
@@ -61,20 +64,22 @@ def wrap(
     Returns
     -------
     wrapped : nn.Module
-        The module, which stays on the CPU. After a forward pass in training mode, its buffers have
+        The module. After a forward pass in training mode, its buffers have
         their new values. Random numbers have a seed from the generator of PyTorch.
 
     Raises
     ------
     TypeError, ValueError
         If an argument does not fit. A call raises them for tensors of another device, dtype or
-        shape.
+        shape, and for a module on another device than the CPU or a GPU of CUDA.
     IndexError
         At a call, if an index or a class among the arguments is out of range.
     UnsupportedOperatorError
         At a call, if operations cannot be imported exactly.
     GradientError
         At a call, if an operation has no gradient.
+    RuntimeError
+        At a call, if TVM cannot use the GPU of the module.
 
     Examples
     --------
@@ -97,6 +102,7 @@ def wrap(
             "compile_options must be a mapping of arguments of tvm.compile, but it is "
             f"{described(compile_options)}"
         )
+    args, kwargs = pytree.tree_map_only(torch.Tensor, on_cpu, (tuple(args), dict(kwargs or {})))
     examples = Examples(module, Inputs.of(module, args, kwargs))
     options = Options(chosen, compile_options, dynamic_shapes, custom_convert_map)
     return Wrapped(module, examples, options)
@@ -187,15 +193,11 @@ class Wrapped(nn.Module):
         self.training = self._original.training
         return self
 
-    def cuda(self, device: Any = None) -> Wrapped:
-        """Raise ValueError: a wrapped module runs on the CPU."""
-        raise _moved("cuda" if device is None else device)
-
     def _apply(self, fn: Callable, recurse: bool = True) -> Wrapped:
         """Convert the tensors, also when a module converts that has this one as a part."""
         device = fn(torch.empty(0)).device
-        if device.type not in ("cpu", "meta"):
-            raise _moved(device)
+        if device.type != "meta":
+            check_kind(device)
         return super()._apply(fn, recurse)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -232,21 +234,15 @@ class Wrapped(nn.Module):
                     self._examples.check_dtypes(inputs)
                     program = _traced(original, self._examples, self._options)
                     self._functions.add(flags, program, layout)
-        program.check(inputs)
         tensors = layout.tensors(program)
         if NoneType in map(type, tensors):  # such as a bias that was removed
             self._functions.clear()
             self.__dict__["_layout"] = None
             return self.forward(*args, **kwargs)
-        return program.run(inputs, tensors)
-
-
-def _moved(device: object) -> ValueError:
-    return ValueError(
-        f"a wrapped module runs on the CPU, and cannot move to {device}. To train on a GPU, write "
-        "Trainer(train_step(from_module(model, (x,), loss=loss, targets=(y,)), AdamW(lr=0.01)), "
-        'device="cuda")'
-    )
+        first = tensors or inputs
+        place = place_of(first[0]) if first else CPU_PLACE
+        program.check(inputs, place)
+        return program.run(inputs, tensors, place)
 
 
 class _Functions:
