@@ -19,6 +19,7 @@ from ..cpu.stages import (
     legalize_passes,
     view_reshapes,
 )
+from .graphs import add_graphs
 from .halves import widen_halves, widen_scans
 from .in_place import name_pairs
 from .siblings import fuse_siblings
@@ -57,4 +58,5 @@ def passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
     for step in stages.finalize_passes(target):
         yield step
         if step.info.name == "KillAfterLastUse":
+            yield add_graphs
             yield reserve_memory

@@ -14,11 +14,13 @@ from .._progress import shown
 from .._validation import described
 from ..cpu import programs
 from ..gpu import devices
-from ..ir.module import with_only
+from ..gpu.graphs import CAPTURED
+from ..ir.module import with_functions, with_only
 from ..transform import PlainNames
 from . import _export
-from ._donation import donating
+from ._donation import donating, kept_results
 from ._feed import Feed
+from ._graph import Graphs
 from ._moment import Call
 
 #: The kinds of devices that a trainer takes, each with TVM's name of its target.
@@ -74,6 +76,10 @@ class Place:
         """Return the tensors of a state where the functions take them."""
         return dict(groups)
 
+    def outputs(self, outputs: Sequence[tvm.runtime.Tensor]) -> Sequence[tvm.runtime.Tensor]:
+        """Return the outputs of a step in memory that later steps do not write."""
+        return outputs
+
     def for_export(self, target: Any) -> Any:
         """Return the target of an exported folder; None for the target of the trainer."""
         return target
@@ -90,6 +96,8 @@ class DevicePlace(Place):
         The device.
     library : str or None
         The library that computes calls; see :class:`relax_grad.backend.DispatchLibrary`.
+    graph : bool
+        Whether steps are captured in CUDA graphs.
     """
 
     def __init__(
@@ -98,17 +106,20 @@ class DevicePlace(Place):
         options: Mapping[str, object] | None,
         device: Any,
         library: str | None = None,
+        graph: bool = False,
     ):
         # Another pipeline may not write to the memory of arguments.
         self._donates = "relax_pipeline" not in (options or {})
         options = {"relax_pipeline": devices.scheduled(target), **(options or {})}
         super().__init__(target, options)
-        self.device, self._library = device, library
+        self.device, self._library, self._has_graphs = device, library, graph
         self._true = tvm.runtime.tensor(np.array(True), device)
 
     def step(self, step: Any) -> tvm.runtime.Executable:
         with shown(f"compiling the training step for {self.device}"):
             module = donating(step, is_chained=True) if self._donates else step.module
+            if self._has_graphs:
+                module = _captured(step, module)
             return self.module(module, roots_of(step))
 
     def module(self, module: tvm.IRModule, roots: list[str] | None = None) -> Any:
@@ -116,7 +127,9 @@ class DevicePlace(Place):
         return devices.compiled(module, self.target, self.options or {})
 
     def machine(self, executable: tvm.runtime.Executable) -> Mapping[str, Callable]:
-        return _Machine(relax.VirtualMachine(executable, self.device), self._moved)
+        machine = relax.VirtualMachine(executable, self.device)
+        graphs = Graphs(machine, self.device) if self._has_graphs else None
+        return _Machine(machine, self._moved, graphs)
 
     def feed(self, ahead: int) -> Feed | None:
         # Other steps would change tensors after a step that is not finite.
@@ -133,10 +146,17 @@ class DevicePlace(Place):
         function = machine.function(name) if isinstance(machine, _Machine) else machine[name]
         if feed is not None:
             arguments = feed.staged(arguments)
+        if isinstance(machine, _Machine) and machine.graphs is not None:
+            launch = machine.graphs.launch(name, arguments)
+            if launch is not None:
+                return launch, []
         return function, list(map(self._moved, arguments))
 
     def groups(self, groups: Mapping[str, list]) -> dict[str, list]:
         return {name: list(map(self._moved, tensors)) for name, tensors in groups.items()}
+
+    def outputs(self, outputs: Sequence[tvm.runtime.Tensor]) -> Sequence[tvm.runtime.Tensor]:
+        return [each.copyto(self.device) for each in outputs] if self._has_graphs else outputs
 
     def for_export(self, target: Any) -> Any:
         """Return this processor by default: folders are for CPUs."""
@@ -155,8 +175,8 @@ class DevicePlace(Place):
 class _Machine(Mapping):
     """The functions of a virtual machine, which also take tensors of the host."""
 
-    def __init__(self, machine: relax.VirtualMachine, moved: Callable):
-        self._machine, self._moved = machine, moved
+    def __init__(self, machine: relax.VirtualMachine, moved: Callable, graphs: Graphs | None):
+        self._machine, self._moved, self.graphs = machine, moved, graphs
 
     def function(self, name: str) -> Callable:
         """Return a function that takes tensors of the device only."""
@@ -178,6 +198,7 @@ def place_of(
     library: str | None,
     target: tvm.target.Target | str | Mapping | None,
     options: Mapping[str, object] | None,
+    graph: bool = False,
 ) -> Place:
     """Return the place for the arguments of a trainer.
 
@@ -188,7 +209,11 @@ def place_of(
     RuntimeError
         If TVM has no support for the device, or there is no such device.
     """
+    if not isinstance(graph, bool):
+        raise TypeError(f"graph must be True or False, but it is {described(graph)}")
     if device is None or device == "cpu":
+        if graph:
+            raise ValueError('graph is for a device, such as device="cuda"; leave graph out')
         if library is not None:
             raise ValueError(
                 f'library is for a device, such as device="cuda", but it is {library!r} without '
@@ -202,6 +227,11 @@ def place_of(
         from ..backend import DispatchLibrary
 
         DispatchLibrary(library)
+    if graph and (library is not None or "relax_pipeline" in (options or {})):
+        raise ValueError(
+            "a CUDA graph takes the functions of this package's own pipeline: leave graph out, or "
+            "library and relax_pipeline"
+        )
     made = devices.present(kind, number)
     chosen = tvm.target.Target.from_device(made) if target is None else tvm.target.Target(target)
     if chosen.kind.name != _KINDS[kind]:
@@ -209,7 +239,7 @@ def place_of(
             f'target must be of the kind {_KINDS[kind]} for device="{device}", but it is of the '
             f"kind {chosen.kind.name}; leave it out"
         )
-    return DevicePlace(chosen.with_host("llvm"), options, made, library)
+    return DevicePlace(chosen.with_host("llvm"), options, made, library, graph)
 
 
 def _parts_of(device: object) -> tuple[str, int]:
@@ -233,6 +263,17 @@ def target_of(device: object) -> tvm.target.Target:
     """
     kind, _ = _parts_of(device)
     return tvm.target.Target({"kind": _KINDS[kind], "arch": _ANY_ARCH}, host="llvm")
+
+
+def _captured(step: Any, module: tvm.IRModule) -> tvm.IRModule:
+    """Return the module of a step whose functions have others for graphs."""
+    if kept_results(step)[0]:
+        raise ValueError(
+            "a CUDA graph cannot have a step with dynamic loss scaling, which returns the scale in "
+            'separate memory: leave graph out, or train with precision="bf16"'
+        )
+    names = [name for name in roots_of(step) if name in ("step", "accumulate")]
+    return with_functions(module, {name: module[name].with_attr(CAPTURED, True) for name in names})
 
 
 def roots_of(step: Any) -> list[str]:

@@ -36,8 +36,9 @@ class InSteps(InMoments):
         self._settled()
         if call.is_rejected:
             raise call.error(steps)
-        outputs = dict(zip(self.train_step.outputs, call.outputs, strict=True))
-        return StepResult(*call.results(), outputs)
+        outputs = self._at.outputs(call.outputs)
+        named = dict(zip(self.train_step.outputs, outputs, strict=True))
+        return StepResult(*call.results(), named)
 
     def _begin(
         self, batch: tuple, lr: float | None, others: dict, feed: Feed | None = None
@@ -60,7 +61,8 @@ class InSteps(InMoments):
             *self._at.goes_on(moment.calls),
         ]
         function, arguments = self._at.call(variant.machine, name, arguments, feed)
-        self._allocator.take(variant.machine, name, arguments, len(moment.calls))
+        if arguments:  # a graph has its memory
+            self._allocator.take(variant.machine, name, arguments, len(moment.calls))
         call = Call(
             function,
             arguments,

@@ -88,6 +88,8 @@ class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
     library : str, optional
         ``"torch"`` to let PyTorch's operators compute on the device; see
         :class:`relax_grad.backend.DispatchLibrary`.
+    graph : bool
+        Whether the device launches each step as one CUDA graph; see :doc:`/gpu`.
     values : Mapping[str, array or tensor], optional
         Initial values by their names, as for :meth:`TrainStep.initial`.
     seed : int
@@ -142,6 +144,7 @@ class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
         target: tvm.target.Target | str | Mapping | None = None,
         device: str | None = None,
         library: str | None = None,
+        graph: bool = False,
         values: Mapping[str, object] | None = None,
         seed: int = 0,
         on_nan: str = "raise",
@@ -159,7 +162,7 @@ class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
         seed = check_seed(seed)
         if not isinstance(check_inputs, bool):
             raise TypeError(f"check_inputs must be True or False, but it is {check_inputs!r}")
-        self._at = place_of(device, library, target, compile_options)
+        self._at = place_of(device, library, target, compile_options, graph)
         self.target = self._at.target
         self.train_step, self.on_nan = step, on_nan
         initial = dict(zip(GROUPS, step.initial(values), strict=True))

@@ -99,6 +99,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         ("backend/test_dispatch.py", "backend/test_dispatched_steps.py"),
     ),
     "gpu.devices": ("training/test_device.py",),
+    "gpu.graphs": ("training/test_graph.py",),
     "gpu.siblings": ("gpu/test_elements.py",),
     "gpu.stages": ("gpu/test_pipeline.py",),
     "legalize._gpu": ("gpu/test_operators.py",),
