@@ -125,6 +125,19 @@ def test_fit_with_graphs():
     assert driver.launched > 40
 
 
+@pytest.mark.skipif(
+    not tvm.cuda().exist, reason="no CUDA device: a stand-in repeats emulated kernels instead"
+)
+def test_a_graph_on_a_device():
+    step = train_step(module(), AdamW(lr=0.05), wrt=list(VALUES))
+    seen = []
+    for graph in (False, True):
+        one = Trainer(step, values=VALUES, device="cuda", graph=graph)
+        one.fit(BATCHES * 3, progress=False)
+        seen.append([one.history.loss, values(one)])
+    np.testing.assert_equal(*seen)
+
+
 def test_refusals():
     step = train_step(module(), SGD(), wrt=list(VALUES))
     own = {"compile_options": {"relax_pipeline": "default"}}
