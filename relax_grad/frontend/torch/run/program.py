@@ -144,6 +144,8 @@ class Program:
         """Run the function, and return its outputs in their structure."""
         seed = place.seed() if self._is_random else place.unused_seed
         operands = [seed, *inputs, *tensors]  # in the order of the signature
+        if not place.is_cpu and not all(map(place.has, operands)):
+            self._explain(operands, place, None)
         candidates = [operands[at] for at in self._differentiable]
         needs = (
             tuple([tensor.requires_grad for tensor in candidates])

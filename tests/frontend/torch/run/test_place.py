@@ -136,6 +136,9 @@ def test_other_devices_are_refused(there):
     other = there.claim(X.clone(), torch.device("cuda:1"))
     with pytest.raises(ValueError, match=r"on the device cuda:1.*move it by \.to\(\"cuda:0\"\)"):
         model(other)
+    model.get_parameter("3.bias").data = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"3\.bias is .* on the device cpu, but.*on cuda:0"):
+        model(X.cuda())
     with pytest.raises(ValueError, match=r"on the device cuda:0.*dense tensors on the CPU"):
         model.cpu()(X.cuda())
 
