@@ -185,7 +185,7 @@ def map_constants(expr: tvm.relax.Expr, function: Callable) -> tvm.relax.Expr:
     """Return an expression with each constant tensor replaced by ``function(constant)``."""
     from tvm.relax.expr_functor import PyExprMutator, mutator
 
-    def visit(self, constant):
+    def visit(self: PyExprMutator, constant: tvm.relax.Expr) -> tvm.relax.Expr:
         return constant if constant_tensor(constant) is None else function(constant)
 
     name = (

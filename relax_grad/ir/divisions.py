@@ -129,7 +129,7 @@ def _checks(name: str, data: set[tirx.Var], stmt: tirx.Stmt) -> list[tirx.Stmt]:
     return checks
 
 
-def _divisors(expr, data: set[tirx.Var], guards: tuple) -> Iterator[tuple]:
+def _divisors(expr: tirx.PrimExpr, data: set[tirx.Var], guards: tuple) -> Iterator[tuple]:
     """Yield each divisor to check with the conditions under which it divides, inner ones first."""
     if isinstance(expr, tirx.Select):
         condition, branches = expr.condition, (expr.true_value, expr.false_value)
@@ -150,7 +150,7 @@ def _divisors(expr, data: set[tirx.Var], guards: tuple) -> Iterator[tuple]:
         yield from _divisors(branch, data, (*guards, *more))
 
 
-def _children(expr) -> list:
+def _children(expr: tirx.PrimExpr) -> list:
     if isinstance(expr, Call):
         return [argument for argument in expr.args if isinstance(argument, tirx.Expr)]
     names = ("a", "b", "value", "base", "stride")
@@ -209,7 +209,7 @@ def _asserts(stmt: tirx.Stmt) -> bool:
 
 
 def _without_lets(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    def inlined(let):
+    def inlined(let: tirx.Let) -> tirx.PrimExpr:
         return substitute(let.body, {let.var: let.value})
 
     return structural_map(expr, (tirx.Let, inlined), order="post")

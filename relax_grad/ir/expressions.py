@@ -50,7 +50,7 @@ def variable_rule(values: Mapping[tirx.Var, tirx.PrimExpr]) -> Callable:
     """Return the rewrite rule that replaces variables by their values, cast to the dtype of the
     variable."""
 
-    def replaced(var):
+    def replaced(var: tirx.Var) -> tirx.PrimExpr:
         value = values.get(var)
         if value is None:
             return var

@@ -81,7 +81,7 @@ def _difference(node: tirx.Sub) -> tirx.Sub:
     return tirx.Sub(node.a, guarded(node.b)) if _is_float(node) else node
 
 
-def _equality(node):
+def _equality(node: tirx.EQ | tirx.NE) -> tirx.PrimExpr:
     is_same = type(node.a) is type(node.b) and _is_float(node.a)
     return type(node)(node.a, guarded(node.b)) if is_same else node
 
@@ -91,7 +91,7 @@ def _negation(node: tirx.Not) -> tirx.Not:
     return node if is_plain else tirx.Not(guarded(node.a))
 
 
-def _connection(node):
+def _connection(node: tirx.And | tirx.Or) -> tirx.PrimExpr:
     parts = node.a, node.b
     if not any(map(_compares_floats, parts)):
         return node
@@ -104,7 +104,7 @@ def _compares_floats(expr: tirx.PrimExpr) -> bool:
     return isinstance(expr, _COMPARISONS) and _is_float(expr.a)
 
 
-def _with_zero(node):
+def _with_zero(node: tirx.Mul | tirx.Div) -> tirx.PrimExpr:
     if not _is_float(node):
         return node
     a, b = node.a, node.b

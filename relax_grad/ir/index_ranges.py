@@ -315,7 +315,7 @@ def _selected(args: list, parts: list[_Part | None], values: Mapping) -> _Part |
     return replace(part, is_positive=True) if parts[1] is None else None
 
 
-def _is_one(extent) -> bool:
+def _is_one(extent: tirx.PrimExpr) -> bool:
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 

@@ -36,16 +36,16 @@ def with_int64_indices(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> 
         Knows the ranges of the wide variables, within which indices are simplified.
     """
 
-    def load(node):
+    def load(node: tirx.BufferLoad) -> tirx.PrimExpr:
         indices = [int64_index(index, names, known) for index in node.indices]
         return tirx.BufferLoad(loaded_buffer(node), indices)
 
-    def compare(node):
+    def compare(node: tirx.PrimExpr) -> tirx.PrimExpr:
         if str(node.a.ty.dtype) != "int32" or loads(node):
             return node
         return type(node)(to_int64(node.a, names, known), to_int64(node.b, names, known))
 
-    def widen(node):
+    def widen(node: tirx.Cast) -> tirx.PrimExpr:
         if str(node.value.ty.dtype) != "int32" or str(node.ty.dtype) != "int64":
             return node
         return to_int64(node.value, names, known)

@@ -265,7 +265,7 @@ def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()
         return relax.utils.copy_with_new_vars(function)
     copies = {v: v for v in (*kept, *relax.analysis.free_vars(function))}
 
-    def copy(variable):
+    def copy(variable: relax.Var) -> relax.Var:
         if variable not in copies:
             if isinstance(variable.ty, PrimType):
                 new = tirx.Var(variable.name, str(variable.ty.dtype))

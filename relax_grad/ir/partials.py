@@ -127,7 +127,9 @@ def guarded(op_name: str, rule: Callable, quantized: bool) -> Callable:
     fits = _is_gradient_of_quantized if quantized else _is_gradient
 
     @functools.wraps(rule)
-    def checked(orig_var, orig_call, output_grad, ctx):
+    def checked(
+        orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+    ) -> list[relax.Expr]:
         with failing_as(f"gradient of {op_name}, binding {orig_var.name!r}"):
             partials = rule(orig_var, orig_call, output_grad, ctx)
             check_length(partials, len(orig_call.args))

@@ -270,28 +270,28 @@ class _Graph:
         return self._made[number]
 
 
-def _dtype_of(expr) -> str:
+def _dtype_of(expr: tirx.PrimExpr) -> str:
     return str(expr.dtype) if _is_buffer(expr) else str(expr.ty.dtype)
 
 
-def _is_buffer(expr) -> bool:
+def _is_buffer(expr: tirx.PrimExpr) -> bool:
     return isinstance(expr, tirx.Var) and is_buffer(expr)
 
 
-def _has_numbers(expr) -> bool:
+def _has_numbers(expr: tirx.PrimExpr) -> bool:
     return _dtype_of(expr).startswith(("float16", "float32", "float64", "bfloat16"))
 
 
-def _copies(expr) -> int:
+def _copies(expr: tirx.PrimExpr) -> int:
     is_function = isinstance(expr, Call) and isinstance(expr.op, Op)
     return _COPIES.get(expr.op.name, 1) if is_function else 1
 
 
-def _is_conditional(expr) -> bool:
+def _is_conditional(expr: tirx.PrimExpr) -> bool:
     return isinstance(expr, Call) and expr.op.same_as(IF_THEN_ELSE)
 
 
-def _has_no_effect(expr) -> bool:
+def _has_no_effect(expr: tirx.PrimExpr) -> bool:
     """Tell whether an expression only computes: its operands decide whether it is safe."""
     if isinstance(expr, Call):
         effect = expr.op.get_attr("TCallEffectKind") if isinstance(expr.op, Op) else None
@@ -301,7 +301,7 @@ def _has_no_effect(expr) -> bool:
     return isinstance(expr, (*_BINARY, *_LEAVES, tirx.Not, tirx.Select, tirx.Cast))
 
 
-def _operands(expr) -> list:
+def _operands(expr: tirx.PrimExpr) -> list:
     if isinstance(expr, Call):
         return [argument for argument in expr.args if isinstance(argument, tirx.Expr)]
     if isinstance(expr, BufferLoad):
@@ -309,7 +309,7 @@ def _operands(expr) -> list:
     return [getattr(expr, name) for name in _OPERANDS.get(type(expr), ())]
 
 
-def _kind(expr) -> tuple:
+def _kind(expr: tirx.PrimExpr) -> tuple:
     """Return what distinguishes an expression from others with the same operands."""
     name = type(expr).__name__
     if isinstance(expr, BufferLoad):
@@ -330,7 +330,7 @@ def _kind(expr) -> tuple:
     return name, dtype
 
 
-def _with_operands(expr, operands: list):
+def _with_operands(expr: tirx.PrimExpr, operands: list) -> tirx.PrimExpr:
     """Return an expression with other operands."""
     if all(a.same_as(b) for a, b in zip(operands, _operands(expr), strict=True)):
         return expr

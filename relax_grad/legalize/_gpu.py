@@ -185,14 +185,14 @@ def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:
     return schedule.mod["main"].with_attrs({IS_SCHEDULED: True, "op_pattern": OPAQUE})
 
 
-def _reduces(schedule: s_tir.Schedule, block) -> bool:
+def _reduces(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
     """Tell whether a block reduces, or contains a reduction over axes that depend on the
     element."""
     kinds, body = _kinds(schedule, block), schedule.get(block).body
     return tirx.IterVar.CommReduce in kinds or (bool(kinds) and isinstance(body, tirx.For))
 
 
-def _reduces_nothing(schedule: s_tir.Schedule, block) -> bool:
+def _reduces_nothing(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
     """Tell whether a block reduces over axes of extent 1 only, or over none."""
     stmt = schedule.get(block)
     extents = [
@@ -204,7 +204,7 @@ def _reduces_nothing(schedule: s_tir.Schedule, block) -> bool:
     return is_one and stmt.init is not None
 
 
-def _kinds(schedule: s_tir.Schedule, block) -> list[int]:
+def _kinds(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> list[int]:
     return [iter_var.iter_type for iter_var in schedule.get(block).iter_vars]
 
 
@@ -214,7 +214,7 @@ def _inlined(schedule: s_tir.Schedule, blocks: list) -> list:
     return [block for block in blocks if not _inline(schedule, block)]
 
 
-def _inline(schedule: s_tir.Schedule, block) -> bool:
+def _inline(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
     try:
         schedule.compute_inline(block)
     except s_tir.ScheduleError:  # the block reduces, or computes a result
@@ -222,13 +222,13 @@ def _inline(schedule: s_tir.Schedule, block) -> bool:
     return True
 
 
-def _is_bound(schedule: s_tir.Schedule, block) -> bool:
+def _is_bound(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
     """Tell whether the loops of another block contain a block."""
     loops = schedule.get_loops(block)
     return bool(loops) and schedule.get(loops[0]).thread_binding is not None
 
 
-def _bind(schedule: s_tir.Schedule, block) -> None:
+def _bind(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:
     """Bind the loops of a block: over its elements or, if threads share a sum, the loops of the
     sum."""
     kinds, loops = _kinds(schedule, block), schedule.get_loops(block)
@@ -257,7 +257,9 @@ def _bind(schedule: s_tir.Schedule, block) -> None:
         schedule.decompose_reduction(block, reduced[0])
 
 
-def _round_within(schedule: s_tir.Schedule, block, threads) -> None:
+def _round_within(
+    schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, threads: s_tir.schedule.LoopRV
+) -> None:
     """Let the thread that adds a sum in float32 also round it, instead of another kernel."""
     consumers = schedule.get_consumers(block)
     if len(consumers) != 1 or len(schedule.get_producers(consumers[0])) != 1:
@@ -268,7 +270,9 @@ def _round_within(schedule: s_tir.Schedule, block, threads) -> None:
         schedule.set_scope(block, 0, "local")
 
 
-def _shares_a_sum(schedule: s_tir.Schedule, block, spatial: list, reduced: list) -> bool:
+def _shares_a_sum(
+    schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, spatial: list, reduced: list
+) -> bool:
     """Tell whether a block of threads shares a sum: there is one element, or few elements with many
     terms."""
     body = schedule.get(block).body

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tvm import relax, tirx
 from tvm.ir import Op
@@ -31,7 +31,7 @@ def shape_values(shape: relax.Expr) -> list[tirx.PrimExpr]:
     return list(shape.ty.values)
 
 
-def int_list(values) -> list[int]:
+def int_list(values: Iterable) -> list[int]:
     """Return an attribute that is an array of integers as a Python list."""
     return [int(value) for value in values]
 

@@ -4,6 +4,7 @@ layout."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tvm import relax
 
@@ -39,7 +40,7 @@ def _conv_transpose(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _in_layouts(
-    bb: relax.BlockBuilder, call: relax.Call, data_layout: str, kernel_layout: str, **more
+    bb: relax.BlockBuilder, call: relax.Call, data_layout: str, kernel_layout: str, **more: Any
 ) -> relax.Expr:
     """Compute a convolution of any layouts in these layouts, which TVM compiles."""
     attrs = call.attrs

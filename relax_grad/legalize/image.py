@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax, tirx
 
 from ..ir.compat import dtype_of
@@ -165,7 +167,9 @@ def _call_resize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
 
 
-def _call_grid_sample(bb: relax.BlockBuilder, function, call, *arguments) -> relax.Expr:
+def _call_grid_sample(
+    bb: relax.BlockBuilder, function: Callable, call: relax.Call, *arguments: relax.Expr
+) -> relax.Expr:
     attrs = grid_sample_attrs(call)
     del attrs["layout"]
     return bb.call_te(function, *arguments, **attrs, primfunc_name_hint=short_name(call))

@@ -153,7 +153,7 @@ def _fields(bb: relax.BlockBuilder, results: relax.Expr | None, count: int) -> l
     return [relax.TupleGetItem(variable, i) for i in range(count)]
 
 
-def _begins(call: relax.Call, extent) -> list:
+def _begins(call: relax.Call, extent: tirx.PrimExpr) -> list:
     """Return the begin of each part of a split along the axis."""
     indices = call.attrs.indices_or_sections
     if isinstance(indices, tirx.IntImm):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from tvm import relax, tirx
 from tvm.relax import op
@@ -303,7 +304,7 @@ def _rms_norm_backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax
     )
 
 
-def _axes(data: relax.Expr, axes) -> list[int]:
+def _axes(data: relax.Expr, axes: Iterable[int]) -> list[int]:
     return [axis % data.ty.ndim for axis in int_list(axes)]
 
 
@@ -321,7 +322,7 @@ def _compute(
     """
     half = dtype_of(data.ty) in HALVES
 
-    def spread(parameter):
+    def spread(parameter: relax.Expr) -> relax.Expr:
         if len(parameter_axes) != parameter.ty.ndim:  # channels, split into groups
             extents = [data.ty.shape.values[axis] for axis in parameter_axes]
             parameter = bb.emit(op.reshape(parameter, extents))
@@ -362,7 +363,7 @@ def _moments(
     its consumer.
     """
 
-    def average(expr):
+    def average(expr: relax.Expr) -> relax.Expr:
         return bb.emit(op.mean(expr, list(axes), keepdims=True)) if axes else expr
 
     data = _widened(bb, data)
@@ -392,7 +393,7 @@ def _widened(bb: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
 
 
 def _kernel(
-    bb: relax.BlockBuilder, expression: Callable, *args, name: str, of_parameter: bool = False
+    bb: relax.BlockBuilder, expression: Callable, *args: Any, name: str, of_parameter: bool = False
 ) -> relax.Expr:
     """Call a tensor expression, with our own schedule if TVM's rules for GPUs misclassify it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from tvm import relax, tirx
 
 from ..op.pad import PAD_MODES
 from ..registry import register_legalize
@@ -54,7 +54,7 @@ def _pad_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return keep_apart(bb, bind_threads(bb, gradient))
 
 
-def _tvm_takes(extent, before: int, after: int, mode: str) -> bool:
+def _tvm_takes(extent: tirx.PrimExpr, before: int, after: int, mode: str) -> bool:
     """Tell whether TVM reads in bounds along an axis, for every value of a symbolic extent."""
     if not is_static(extent):
         return before == after == 0

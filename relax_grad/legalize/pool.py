@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import relax
 
 from ..ir.compat import dtype_of
@@ -66,7 +68,7 @@ def _adaptive_avg_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _to_out_layout(
-    bb: relax.BlockBuilder, call: relax.Call, is_adaptive: bool, **attrs
+    bb: relax.BlockBuilder, call: relax.Call, is_adaptive: bool, **attrs: Any
 ) -> relax.Expr:
     """Pool in a layout that TVM compiles, and convert the result to ``out_layout``."""
     (data,) = call.args
@@ -146,7 +148,7 @@ def _adaptive_avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> rel
     )
 
 
-def _windows(attrs) -> dict:
+def _windows(attrs: relax.op.op_attrs.Attrs) -> dict:
     return {
         "pool_size": int_list(attrs.pool_size),
         "strides": int_list(attrs.strides),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op
 
 from ..ir.compat import dtype_of
@@ -27,7 +27,7 @@ def _quantized_matmul_backward_data(bb: relax.BlockBuilder, call: relax.Call) ->
     output_grad, data_shape, weight, scale, *zero_point = call.args
     shape = shape_values(data_shape)
 
-    def backward(gradient, *others):
+    def backward(gradient: te.Tensor, *others: te.Tensor) -> te.Tensor:
         return topi_quantized.quantized_matmul_backward_data(gradient, shape, *others)
 
     return _product(bb, call, backward, output_grad, weight, scale, zero_point)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tvm import relax
 from tvm.relax import op
@@ -79,7 +80,7 @@ def _next_steps(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(topi_recurrent.next_steps, *call.args, primfunc_name_hint="next_steps")
 
 
-def _call(bb: relax.BlockBuilder, call: relax.Call, function: Callable, *args) -> relax.Expr:
+def _call(bb: relax.BlockBuilder, call: relax.Call, function: Callable, *args: Any) -> relax.Expr:
     """Return the results of a function of tensors; half precision is computed by the operator in
     float32."""
     dtype = dtype_of(call.args[0].ty)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from tvm import relax
 
@@ -55,10 +56,13 @@ class Converted:
     """
 
     inputs: Sequence
-    output: object
+    output: str | list | None
     attrs: dict = field(default_factory=dict)
     args: dict[int, relax.Expr] = field(default_factory=dict)
 
+
+#: The layout of a tensor, the layouts of the fields of a tuple, or None for anything else.
+Layout: TypeAlias = "str | list | None"
 
 #: Takes a call, the layouts of its arguments, and the desired layouts by operator name.
 #: Returns None if the call must keep its tensors in the order of the program.
@@ -69,7 +73,7 @@ def layout_rule(*op_names: str) -> Callable[[LayoutRule], LayoutRule]:
     """Register a rule as the layout inference of operators."""
 
     def decorate(rule: LayoutRule) -> LayoutRule:
-        def infer(call, desired_layouts, var_layout_map):
+        def infer(call: relax.Call, desired_layouts: Mapping, var_layout_map: Mapping) -> Any:
             converted = None
             if getattr(call.ty, "ndim", None) != -1:
                 layouts = [_layout_of(arg, var_layout_map) for arg in call.args]
@@ -102,7 +106,9 @@ def follow_elementwise(*op_names: str) -> None:
     """
 
     @layout_rule(*op_names)
-    def rule(call, layouts, desired):
+    def rule(
+        call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]
+    ) -> Converted | None:
         layout = chosen([layout for layout in layouts if isinstance(layout, str)])
         inputs = [
             trailing(layout, len(own)) if isinstance(own, str) else _first_of_type(arg.ty)
@@ -138,7 +144,7 @@ def follow_axis(
     """
 
     @layout_rule(*op_names)
-    def rule(call, layouts, desired):
+    def rule(call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]) -> Converted:
         layout = chosen([layouts[i] for i in full])
         inputs = [
             layout if i in full else _first_of_type(arg.ty) for i, arg in enumerate(call.args)
@@ -169,7 +175,9 @@ def follow_layout_attrs(
     """
 
     @layout_rule(*op_names)
-    def rule(call, layouts, desired):
+    def rule(
+        call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]
+    ) -> Converted | None:
         layout = layouts[leader]
         names = [name for name in ("layout", "out_layout") if hasattr(call.attrs, name)]
         if any(len(getattr(call.attrs, name)) != len(layout) for name in names):
@@ -199,7 +207,9 @@ def follow_shape(
     """
 
     @layout_rule(*op_names)
-    def rule(call, layouts, desired):
+    def rule(
+        call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]
+    ) -> Converted | None:
         layout = layouts[0]
         if call.ty.ndim != len(layout):
             return None
@@ -263,7 +273,7 @@ def moved(values: Sequence, layout: str) -> list:
     return [values[axis] for axis in axes_of(layout)]
 
 
-def moved_axes(axes: int | Sequence[int] | None, layout: str):
+def moved_axes(axes: int | Sequence[int] | None, layout: str) -> int | list[int] | None:
     """Return the positions of axes of the program in a layout: an integer for one, a list for
     several."""
     if axes is None:
@@ -299,7 +309,7 @@ def _written_out(call: relax.Call) -> dict[int, relax.Expr]:
     }
 
 
-def _layout_of(expr: relax.Expr, var_layout_map: Mapping):
+def _layout_of(expr: relax.Expr, var_layout_map: Mapping) -> Layout:
     """Return the current layout of a tensor; the order of the program for a packed one."""
     if isinstance(expr, relax.Tuple):
         return [_layout_of(item, var_layout_map) for item in expr.fields]
@@ -308,14 +318,14 @@ def _layout_of(expr: relax.Expr, var_layout_map: Mapping):
     return _first_of_type(expr.ty)
 
 
-def _known(decision, expr_type: relax.Type):
+def _known(decision: Any, expr_type: relax.Type) -> Layout:
     if isinstance(expr_type, relax.TupleType):
         return [_known(item, ty) for item, ty in zip(decision, expr_type.fields, strict=True)]
     layout = decided_layout(decision)
     return layout if layout is None or layout.isupper() else _first_of_type(expr_type)
 
 
-def _first_of_type(expr_type: relax.Type):
+def _first_of_type(expr_type: relax.Type) -> Layout:
     """Return the layout that an expression of this type has in the program."""
     if isinstance(expr_type, relax.TupleType):
         return [_first_of_type(item) for item in expr_type.fields]
@@ -324,7 +334,7 @@ def _first_of_type(expr_type: relax.Type):
     return None
 
 
-def _decisions(layout):
+def _decisions(layout: Layout) -> Any:
     """Return a layout in the form that the pass takes."""
     if isinstance(layout, list):
         return [_decisions(item) for item in layout]

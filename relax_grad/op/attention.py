@@ -235,10 +235,10 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
     check_masks(call)
     wide = accumulation_dtype(*(dtype_of(argument.ty) for argument in call.args[:3]))
 
-    def widened(expr):
+    def widened(expr: relax.Expr) -> relax.Expr:
         return expr if dtype_of(expr.ty) == wide else bb.emit(op.astype(expr, wide))
 
-    def features_first(expr):
+    def features_first(expr: relax.Expr) -> relax.Expr:
         return bb.emit(op.permute_dims(widened(expr), [0, 2, 3, 1]))
 
     scale = _scale(bb, call, wide)

@@ -6,6 +6,8 @@ in the output gradient. On each worker it returns the gradient of the sum of all
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 from tvm.ir import Op
 
@@ -172,7 +174,9 @@ def _infer_like_grad(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return tensor_type(call, 0, "output_grad")
 
 
-def _declare(builder, forward_op: str, shape_name: str, attrs_type: str) -> None:
+def _declare(
+    builder: Callable[..., relax.Call], forward_op: str, shape_name: str, attrs_type: str
+) -> None:
     declare_op(
         builder.__name__,
         [

@@ -11,7 +11,8 @@ and the shape of the result instead of the tensor itself, as in ``torch.nn.grad`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tvm import relax
 from tvm.ir import Op
@@ -31,11 +32,11 @@ from .declare import Shape, as_shape, declare_op
 from .rank import RANKS, named, rank_of, spatial_axes
 
 
-def _backward_data(rank: int):
+def _backward_data(rank: int) -> Callable[..., relax.Call]:
     """Return the builder of the gradient of a convolution of this rank with respect to its data."""
 
     def build(
-        output_grad: relax.Expr, data_shape: relax.Expr | Shape, weight: relax.Expr, **attrs
+        output_grad: relax.Expr, data_shape: relax.Expr | Shape, weight: relax.Expr, **attrs: Any
     ) -> relax.Call:
         """Gradient of {forward} with respect to its data.
 
@@ -65,12 +66,12 @@ def _backward_data(rank: int):
     return named(build, f"conv{rank}d_backward_data", forward=f"conv{rank}d")
 
 
-def _backward_weight(rank: int):
+def _backward_weight(rank: int) -> Callable[..., relax.Call]:
     """Return the builder of the gradient of a convolution of this rank with respect to its
     weight."""
 
     def build(
-        output_grad: relax.Expr, data: relax.Expr, weight_shape: relax.Expr | Shape, **attrs
+        output_grad: relax.Expr, data: relax.Expr, weight_shape: relax.Expr | Shape, **attrs: Any
     ) -> relax.Call:
         """Gradient of {forward} with respect to its weight.
 
@@ -131,7 +132,14 @@ def _infer_backward_weight(call: relax.Call, ctx: relax.BlockBuilder) -> relax.T
     return _checked_result(call, ctx, output_grad, data.shape, weight_shape, weight_shape)
 
 
-def _checked_result(call, ctx, output_grad, data_shape, weight_shape, result_shape):
+def _checked_result(
+    call: relax.Call,
+    ctx: relax.BlockBuilder,
+    output_grad: relax.TensorType,
+    data_shape: relax.Expr | Sequence | None,
+    weight_shape: relax.Expr | Sequence | None,
+    result_shape: Sequence | None,
+) -> relax.TensorType:
     """Check the three shapes against each other by the type inference of the forward operator."""
     attrs, rank = call.attrs, rank_of(call)
     spatial = spatial_axes(rank)
@@ -188,7 +196,9 @@ def _declare(rank: int) -> Iterator[Callable]:
 
 
 @layout_rule(*(f"relax.grad.conv{rank}d_backward_data" for rank in RANKS))
-def _layout_backward_data(call, layouts, desired):
+def _layout_backward_data(
+    call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]
+) -> Converted | None:
     out, _, kernel = layouts
     data, kernel, out = _desired(call, desired) or (out, kernel, out)
     shape = moved_shape(call, 1, data)
@@ -198,7 +208,9 @@ def _layout_backward_data(call, layouts, desired):
 
 
 @layout_rule(*(f"relax.grad.conv{rank}d_backward_weight" for rank in RANKS))
-def _layout_backward_weight(call, layouts, desired):
+def _layout_backward_weight(
+    call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]
+) -> Converted | None:
     out, data, _ = layouts
     data, kernel, out = _desired(call, desired) or (data, first(len(data)), out)
     shape = moved_shape(call, 2, kernel)
@@ -207,7 +219,7 @@ def _layout_backward_weight(call, layouts, desired):
     return Converted([out, data, None], kernel, _layout_attrs(call, data, kernel, out), shape)
 
 
-def _desired(call: relax.Call, desired) -> tuple[str, str, str] | None:
+def _desired(call: relax.Call, desired: Mapping[str, Sequence[str]]) -> tuple[str, str, str] | None:
     """Return the desired orders of the axes of data, weight and output gradient.
 
     They are given under the name of the operator, or of the convolution. None if they are not

@@ -8,6 +8,7 @@ import inspect
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -93,7 +94,7 @@ def _checked(
     number |= {n: numbers.Real for n, kind in kinds.items() if "float" in kind}
 
     @functools.wraps(builder)
-    def build(*args, **kwargs) -> relax.Call:
+    def build(*args: Any, **kwargs: Any) -> relax.Call:
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError as error:

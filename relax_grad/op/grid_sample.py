@@ -19,9 +19,10 @@ and beyond a border.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Op
 
 from ..ir.compat import Analyzer, dtype_of
@@ -131,7 +132,13 @@ def grid_sample_attrs(call: relax.Call) -> dict:
     }
 
 
-def _call(name, arguments, directions, like, attrs) -> relax.Call:
+def _call(
+    name: str,
+    arguments: Sequence[relax.Expr],
+    directions: relax.Expr | Sequence[relax.Expr],
+    like: relax.Expr,
+    attrs: Mapping[str, Any],
+) -> relax.Call:
     if not isinstance(directions, relax.Expr):
         directions = relax.Tuple(list(directions)) if len(directions) else None
     if directions is not None:
@@ -161,7 +168,9 @@ def _infer_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return _forward(call, ctx, data_type, 1)
 
 
-def _check_output_grad(call, ctx, data_type: relax.TensorType, grid_index: int) -> None:
+def _check_output_grad(
+    call: relax.Call, ctx: relax.BlockBuilder, data_type: relax.TensorType, grid_index: int
+) -> None:
     """Check the output gradient against the result type of the forward operator."""
     output_grad = tensor_type(call, 0, "output_grad")
     if dtype_of(output_grad) != dtype_of(data_type):
@@ -172,7 +181,9 @@ def _check_output_grad(call, ctx, data_type: relax.TensorType, grid_index: int) 
     check_shape(call, "output_grad", output_grad, _forward(call, ctx, data_type, grid_index))
 
 
-def _forward(call, ctx, data_type: relax.TensorType, grid_index: int) -> relax.TensorType:
+def _forward(
+    call: relax.Call, ctx: relax.BlockBuilder, data_type: relax.TensorType, grid_index: int
+) -> relax.TensorType:
     _check(call, data_type, grid_index)
     data = relax.Var("data", data_type)
     forward = relax.Call(
@@ -224,7 +235,7 @@ def _check(call: relax.Call, data: relax.TensorType | None, grid_index: int) -> 
         check_shape(call, "a direction", direction, grid)
 
 
-def _differ(tensor: relax.TensorType, axis: int, extent) -> bool:
+def _differ(tensor: relax.TensorType, axis: int, extent: tirx.PrimExpr) -> bool:
     """Tell whether an axis provably has another extent."""
     return isinstance(tensor.shape, relax.ShapeExpr) and Analyzer().can_prove(
         tensor.shape.values[axis] != extent

@@ -6,8 +6,9 @@ Each is linear in the output gradient, and its own gradient is the forward opera
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from tvm import relax
 from tvm.ir import Op
@@ -111,7 +112,13 @@ def resize_attrs(call: relax.Call) -> dict:
     return {"roi": [float(bound) for bound in call.attrs.roi], **attrs}
 
 
-def _resize_call(name, output_grad, data_shape, size, attrs) -> relax.Call:
+def _resize_call(
+    name: str,
+    output_grad: relax.Expr,
+    data_shape: relax.Expr | Shape,
+    size: relax.Expr | Shape,
+    attrs: Mapping[str, Any],
+) -> relax.Call:
     if "roi" in attrs:  # as floats, which TVMScript does not print
         attrs = {**attrs, "roi": [float(bound) for bound in attrs["roi"]]}
     size = as_shape(size)

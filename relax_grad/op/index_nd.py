@@ -192,7 +192,9 @@ def _infer_index_tensor_backward(call: relax.Call, ctx: relax.BlockBuilder) -> r
     return _infer_backward(call, ctx, tuple_of_tensors(call, 2, "indices"))
 
 
-def _infer_backward(call: relax.Call, ctx: relax.BlockBuilder, indices) -> relax.Type:
+def _infer_backward(
+    call: relax.Call, ctx: relax.BlockBuilder, indices: relax.TensorType | list[relax.TensorType]
+) -> relax.Type:
     return infer_data(call, ctx, lambda data: _points(call, data, indices))
 
 

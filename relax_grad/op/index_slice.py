@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tvm import relax, tirx
 from tvm.ir import Op
@@ -126,7 +126,9 @@ declare_op(
 
 
 @layout_rule("relax.grad.strided_slice_backward_data")
-def _layout_strided_slice_backward(call, layouts, desired):
+def _layout_strided_slice_backward(
+    call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]
+) -> Converted | None:
     layout, axes = layouts[0], call.args[2]
     shape = moved_shape(call, 1, layout)
     if shape is None or not isinstance(axes, relax.Tuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import relax, tirx
 from tvm.ir import Op
@@ -266,7 +266,14 @@ def listed_shape(
     )
 
 
-def _elements_scan(name, start, indices, factors, terms, axis) -> relax.Call:
+def _elements_scan(
+    name: str,
+    start: relax.Expr,
+    indices: relax.Expr,
+    factors: relax.Expr,
+    terms: relax.Expr | None,
+    axis: int,
+) -> relax.Call:
     attrs = relax.op.gather_elements(start, indices, axis).attrs
     return relax.Call(Op.get(f"relax.grad.{name}"), _present(start, indices, factors, terms), attrs)
 
@@ -333,7 +340,9 @@ def _infer_scatter_nd_scan(call: relax.Call, ctx: relax.BlockBuilder) -> relax.T
     return _infer_scan(call, ctx, lambda: relax.op.scatter_nd(start, indices, factors, "mul"))
 
 
-def _infer_scan(call: relax.Call, ctx: relax.BlockBuilder, forward) -> relax.Type:
+def _infer_scan(
+    call: relax.Call, ctx: relax.BlockBuilder, forward: Callable[[], relax.Expr]
+) -> relax.Type:
     tensor_type(call, 0, "start")
     tensor_type(call, 1, "indices")
     factors = tensor_type(call, 2, "factors")

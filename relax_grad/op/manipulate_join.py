@@ -5,7 +5,7 @@ Each is linear in the output gradient, and its own gradient is the forward opera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tvm import relax, tirx
 from tvm.ir import Op
@@ -256,7 +256,9 @@ declare_op(
 
 
 @layout_rule("relax.grad.split_backward_x")
-def _layout_split_backward(call, layouts, desired):
+def _layout_split_backward(
+    call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]
+) -> Converted | None:
     layout = chosen(layouts[0])
     shape = moved_shape(call, 1, layout)
     if shape is None:

@@ -10,7 +10,8 @@ differentiation (:mod:`relax_grad.rules.grad`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tvm import relax
 from tvm.ir import Op
@@ -23,7 +24,7 @@ from .declare import declare_op
 from .rank import RANKS, named, rank_of, spatial_axes
 
 
-def _jvp(rank: int):
+def _jvp(rank: int) -> Callable[..., relax.Call]:
     """Return the builder of the derivative of max pooling of this rank."""
 
     def build(
@@ -74,7 +75,7 @@ def _jvp(rank: int):
     return named(build, f"max_pool{rank}d_jvp", forward=f"max_pool{rank}d")
 
 
-def _backward(kind: str, rank: int):
+def _backward(kind: str, rank: int) -> Callable[..., relax.Call]:
     """Return the builder of the gradient of maximum or average pooling of this rank."""
     forward = f"{kind}_pool{rank}d"
     default = inspect.signature(getattr(relax.op.nn, forward)).parameters["count_include_pad"]
@@ -123,7 +124,7 @@ def _backward(kind: str, rank: int):
     return named(build, f"{forward}_backward", forward=forward)
 
 
-def _adaptive_backward(rank: int):
+def _adaptive_backward(rank: int) -> Callable[..., relax.Call]:
     """Return the builder of the gradient of adaptive average pooling of this rank."""
     forward = f"adaptive_avg_pool{rank}d"
 
@@ -267,7 +268,7 @@ def _check_layouts(call: relax.Call) -> None:
             )
 
 
-def _pool_attrs(rank: int, pool_size, *attrs) -> relax.op.op_attrs.Attrs:
+def _pool_attrs(rank: int, pool_size: int | Sequence[int], *attrs: Any) -> relax.op.op_attrs.Attrs:
     """Complete the attributes as the forward operator does."""
     return getattr(relax.op.nn, f"max_pool{rank}d")(unused(rank + 2), pool_size, *attrs).attrs
 
@@ -298,7 +299,10 @@ def _infer_adaptive_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax
 
 
 def _forward_type(
-    call: relax.Call, ctx: relax.BlockBuilder, attrs, forward: str | None = None
+    call: relax.Call,
+    ctx: relax.BlockBuilder,
+    attrs: relax.op.op_attrs.Attrs,
+    forward: str | None = None,
 ) -> relax.TensorType:
     """Return the result type of pooling the call's data; it is the same for maximum and average."""
     data = relax.Var("data", tensor_type(call, 1, "data"))
@@ -313,7 +317,7 @@ _ARGUMENTS = [
 _TANGENT = ("data_tangent", "Tensor", "The direction to differentiate along.")
 
 
-def _declare_jvp(rank: int):
+def _declare_jvp(rank: int) -> Callable[..., relax.Call]:
     """Add the derivative of max pooling of a rank and return its builder."""
     builder = _jvp(rank)
     arguments = [_TANGENT, _ARGUMENTS[1]]
@@ -321,7 +325,7 @@ def _declare_jvp(rank: int):
     return builder
 
 
-def _declare_backward(kind: str, rank: int):
+def _declare_backward(kind: str, rank: int) -> Callable[..., relax.Call]:
     """Add the backward operator of a pooling of a rank and return its builder."""
     builder = _backward(kind, rank)
     attrs = f"relax.attrs.Pool{rank}DAttrs"
@@ -329,7 +333,7 @@ def _declare_backward(kind: str, rank: int):
     return builder
 
 
-def _declare_adaptive(rank: int):
+def _declare_adaptive(rank: int) -> Callable[..., relax.Call]:
     """Add the backward operator of the adaptive average pooling of a rank and return its
     builder."""
     builder = _adaptive_backward(rank)

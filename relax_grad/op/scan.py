@@ -89,7 +89,7 @@ def linear_scan_reverse(
     return _scan("linear_scan_reverse", multiplier, increment, axis)
 
 
-def _scan(name: str, multiplier, increment, axis: int) -> relax.Call:
+def _scan(name: str, multiplier: relax.Expr, increment: relax.Expr | None, axis: int) -> relax.Call:
     return relax.Call(
         Op.get(f"relax.grad.{name}"),
         [multiplier] if increment is None else [multiplier, increment],

@@ -8,6 +8,7 @@ TVM are corrected here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tvm import relax
 from tvm.ir import Op
@@ -79,7 +80,7 @@ def _correct_scalar(op_name: str) -> None:
             "which the Gradient pass fails"
         ),
     )
-    def infer(call, desired_layouts, var_layout_map):
+    def infer(call: relax.Call, desired_layouts: Mapping, var_layout_map: Mapping) -> Any:
         output = stock(call, desired_layouts, var_layout_map)
         if call.ty.ndim != 0:
             return output

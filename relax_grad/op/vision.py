@@ -8,6 +8,9 @@ of the data.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from tvm import relax
 from tvm.ir import Op
 
@@ -121,7 +124,9 @@ def _forward_name(call: relax.Call) -> str:
     return "roi_align" if "roi_align" in call.op.name else "roi_pool"
 
 
-def _call(forward: str, suffix: str, arguments, attrs) -> relax.Call:
+def _call(
+    forward: str, suffix: str, arguments: Sequence[relax.Expr], attrs: Mapping[str, Any]
+) -> relax.Call:
     builder = getattr(relax.op.vision, forward)
     return relax.Call(
         Op.get(f"relax.grad.{forward}_{suffix}"),
@@ -151,7 +156,9 @@ def _forward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return forward_type(call, ctx, relax.Call(op, call.args[1:], call.attrs))
 
 
-def _check_dtype(call, name: str, kind: relax.TensorType, data: relax.TensorType) -> None:
+def _check_dtype(
+    call: relax.Call, name: str, kind: relax.TensorType, data: relax.TensorType
+) -> None:
     if dtype_of(kind) != dtype_of(data):
         raise TypeError(
             f"{call.op.name}: {name} must have the dtype of the data, {dtype_of(data)}, but it has "

@@ -11,6 +11,7 @@ from tvm.relax.op.grad import no_grad
 from ..errors import GradientError
 from ..ir import compat
 from ..ir.dtypes import accumulation_dtype
+from ..registry import GradientRule
 
 __all__ = [
     "broadcast_like",
@@ -174,7 +175,7 @@ def cast_each(
     ]
 
 
-def float_only(rule):
+def float_only(rule: GradientRule) -> GradientRule:
     """Wrap the rule of an operator of one argument so that integers have no gradient.
 
     There is none for an integer argument, nor for a result that is rounded to integers. A tuple

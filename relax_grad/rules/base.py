@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import relax
 
 from ..errors import GradientError
@@ -65,7 +67,7 @@ def hint_on_device(
     return [relax.op.to_vdevice(output_grad, source)]
 
 
-def _is_hinted(vdevice, hint) -> bool:
+def _is_hinted(vdevice: Any, hint: relax.op.op_attrs.Attrs) -> bool:
     """Tell whether a virtual device is the one that ``hint_on_device`` names."""
     device = (
         vdevice.target.get_target_device_type(),

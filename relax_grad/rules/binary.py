@@ -15,7 +15,7 @@ from tvm.relax import op
 
 from ..ir.compat import constant_value
 from ..op.rank import named
-from ..registry import register_gradient
+from ..registry import GradientRule, register_gradient
 from ._util import (
     cast_like,
     const_like,
@@ -47,7 +47,7 @@ class _Function:
     corrects: str | None = None
 
 
-def _power_x1(g, x1, x2, y):
+def _power_x1(g: relax.Expr, x1: relax.Expr, x2: relax.Expr, y: relax.Expr) -> relax.Expr:
     """Return ``g`` times the derivative of ``x1 ** x2`` by ``x1``: 0 for ``x2 = 0``, also if
     ``x1 = 0``."""
     one = const_like(1, x2)
@@ -60,7 +60,7 @@ def _power_x1(g, x1, x2, y):
     return op.where(is_zero, zero(g), slope)
 
 
-def _power_x2(g, x1, x2, y):
+def _power_x2(g: relax.Expr, x1: relax.Expr, x2: relax.Expr, y: relax.Expr) -> relax.Expr:
     """Return ``g`` times the derivative of ``x1 ** x2`` by ``x2``: 0 for ``x1 = 0`` and
     ``x2 >= 0``."""
     base = constant_value(x1)
@@ -70,7 +70,9 @@ def _power_x2(g, x1, x2, y):
     return op.where(flat, zero(g), g * y * op.log(op.where(flat, const_like(1, x1), x1)))
 
 
-def _atan2_share(g, numerator, x1, x2):
+def _atan2_share(
+    g: relax.Expr, numerator: relax.Expr, x1: relax.Expr, x2: relax.Expr
+) -> relax.Expr:
     """Return ``g * numerator / (x1**2 + x2**2)``; 0 at the origin, as in PyTorch."""
     square = x1 * x1 + x2 * x2
     origin = op.equal(square, zero(x1))
@@ -82,7 +84,7 @@ def _chosen(lost: Callable[..., relax.Expr]) -> Partial:
     """Return a partial: 0 where ``lost(x1, x2)``, half of the gradient for equal arguments, else
     the gradient."""
 
-    def partial(g, x1, x2, y):
+    def partial(g: relax.Expr, x1: relax.Expr, x2: relax.Expr, y: relax.Expr) -> relax.Expr:
         half = g * const_like(0.5, g)
         return op.where(op.equal(x1, x2), half, op.where(lost(x1, x2), zero(g), g))
 
@@ -155,7 +157,7 @@ _PARTIALS = {
 }
 
 
-def _rule(name: str, function: _Function):
+def _rule(name: str, function: _Function) -> GradientRule:
     def rule(
         orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
     ) -> list[relax.Expr]:

@@ -38,7 +38,9 @@ def full_like(
     return [no_grad(x), _fill_value(ctx, orig_var, output_grad, fill_value)]
 
 
-def _fill_value(ctx, orig_var, output_grad, fill_value):
+def _fill_value(
+    ctx: relax.BlockBuilder, orig_var: relax.Var, output_grad: relax.Expr, fill_value: relax.Expr
+) -> relax.Expr:
     if not (is_float(orig_var) and is_float(fill_value)):
         return no_grad(fill_value)
     total = unbroadcast(ctx, widen(output_grad), fill_value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 from tvm.relax.op import grad as backward
 
@@ -76,7 +78,9 @@ def grid_sample(
     ]
 
 
-def _resize(builder, call, output_grad):
+def _resize(
+    builder: Callable[..., relax.Expr], call: relax.Call, output_grad: relax.Expr
+) -> list[relax.Expr]:
     data, size = call.args
     attrs = resize_attrs(call)
     if len(attrs["layout"]) != data.ty.ndim or "c" in attrs["layout"]:

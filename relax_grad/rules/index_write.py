@@ -49,7 +49,7 @@ class Writer:
 def elements_writer(indices: Expr, axis: int) -> Writer:
     """Return the writer that uses scatter_elements."""
 
-    def scan(start, factors, terms, reverse):
+    def scan(start: Expr, factors: Expr, terms: Expr | None, reverse: bool) -> Expr:
         name = "scatter_elements_scan_reverse" if reverse else "scatter_elements_scan"
         return getattr(backward, name)(start, indices, factors, terms, axis)
 
@@ -68,7 +68,7 @@ def elements_writer(indices: Expr, axis: int) -> Writer:
 def nd_writer(indices: Expr) -> Writer:
     """Return the writer that uses scatter_nd."""
 
-    def scan(start, factors, terms, reverse):
+    def scan(start: Expr, factors: Expr, terms: Expr | None, reverse: bool) -> Expr:
         name = "scatter_nd_scan_reverse" if reverse else "scatter_nd_scan"
         return getattr(backward, name)(start, indices, factors, terms)
 
@@ -91,24 +91,32 @@ def put_writer(indices: Expr) -> Writer:
     )
 
 
-def _update(writer, call, y, dy, ctx):
+def _update(
+    writer: Writer, call: relax.Call, y: Expr, dy: Expr, ctx: relax.BlockBuilder
+) -> tuple[Expr, Expr]:
     """Return 0 for overwritten elements of the data and for updates overwritten by a later one."""
     none = relax.op.zeros_like(call.args[2])
     return writer.write(dy, none, "update"), writer.written(dy, "update")
 
 
-def _add(writer, call, y, dy, ctx):
+def _add(
+    writer: Writer, call: relax.Call, y: Expr, dy: Expr, ctx: relax.BlockBuilder
+) -> tuple[Expr, Expr]:
     return dy, writer.read(dy)
 
 
-def _mean(writer, call, y, dy, ctx):
+def _mean(
+    writer: Writer, call: relax.Call, y: Expr, dy: Expr, ctx: relax.BlockBuilder
+) -> tuple[Expr, Expr]:
     """Halve the gradient of the data, and of every earlier update at the index, with each
     update."""
     none = relax.op.zeros_like(call.args[2])
     return writer.write(dy, none, "mean"), writer.written(dy, "mean")
 
 
-def _mul(writer, call, y, dy, ctx):
+def _mul(
+    writer: Writer, call: relax.Call, y: Expr, dy: Expr, ctx: relax.BlockBuilder
+) -> tuple[Expr, Expr]:
     """Return for each update the product of the data and earlier updates, times the product of
     later updates.
 
@@ -117,20 +125,22 @@ def _mul(writer, call, y, dy, ctx):
     """
     data, _, updates = call.args
     factors, wide_grad = ctx.emit(widen(updates)), ctx.emit(widen(dy))
-    before = writer.scan(widen(data), factors, None, False)
-    after = writer.scan(wide_grad, factors, None, True)
+    before = writer.scan(widen(data), factors, None, False)  # type: ignore[misc]  # only index_put has none
+    after = writer.scan(wide_grad, factors, None, True)  # type: ignore[misc]
     return (
         writer.write(dy, updates, "mul"),
         cast_like(ctx, relax.op.multiply(before, after), updates),
     )
 
 
-def _extreme(writer, call, y, dy, ctx):
+def _extreme(
+    writer: Writer, call: relax.Call, y: Expr, dy: Expr, ctx: relax.BlockBuilder
+) -> tuple[Expr, Expr]:
     """Share the gradient evenly among the data and updates that equal the result, as in PyTorch."""
     data, _, updates = call.args
     dtype = wide_dtype(dy)
 
-    def mask(a, b):
+    def mask(a: Expr, b: Expr) -> Expr:
         # The mask counts as a constant in differentiation.
         return ctx.emit(no_grad(relax.op.astype(relax.op.equal(a, b), dtype)))
 
@@ -237,7 +247,13 @@ def slice_scatter(
     ]
 
 
-def _scatter(writer, orig_var, orig_call, output_grad, ctx):
+def _scatter(
+    writer: Writer,
+    orig_var: relax.Var,
+    orig_call: relax.Call,
+    output_grad: Expr,
+    ctx: relax.BlockBuilder,
+) -> list[Expr]:
     indices = orig_call.args[1]
     reduction = orig_call.attrs.reduction
     if reduction not in REDUCTIONS[orig_call.op.name]:

@@ -57,7 +57,9 @@ def matmul(
     ]
 
 
-def _matmul_first(ctx, grad, a, b):
+def _matmul_first(
+    ctx: relax.BlockBuilder, grad: relax.Expr, a: relax.Expr, b: relax.Expr
+) -> relax.Expr:
     if b.ty.ndim == 1 and a.ty.ndim == 1:
         return _times(ctx, grad, b, a)
     if b.ty.ndim == 1:
@@ -69,7 +71,9 @@ def _matmul_first(ctx, grad, a, b):
     return _summed_product(ctx, grad, a, b, 0)
 
 
-def _matmul_second(ctx, grad, a, b):
+def _matmul_second(
+    ctx: relax.BlockBuilder, grad: relax.Expr, a: relax.Expr, b: relax.Expr
+) -> relax.Expr:
     if b.ty.ndim == 1 and a.ty.ndim == 1:
         return _times(ctx, grad, a, b)
     if a.ty.ndim == 1:
@@ -98,7 +102,9 @@ def _is_broadcast(x: relax.Expr, grad: relax.Expr) -> bool:
     )
 
 
-def _summed_product(ctx, grad, a, b, position: int) -> relax.Expr:
+def _summed_product(
+    ctx: relax.BlockBuilder, grad: relax.Expr, a: relax.Expr, b: relax.Expr, position: int
+) -> relax.Expr:
     """Return matmul's partial as an einsum that also sums over the argument's batch axes of extent
     1."""
     like, factor = (a, b) if position == 0 else (b, a)
@@ -215,7 +221,9 @@ def _check_extents(terms: list[tuple[relax.Expr, str]]) -> None:
                 )
 
 
-def _product(ctx, x1: relax.Expr, x2: relax.Expr, like: relax.Expr) -> relax.Expr:
+def _product(
+    ctx: relax.BlockBuilder, x1: relax.Expr, x2: relax.Expr, like: relax.Expr
+) -> relax.Expr:
     """Return a matmul that accumulates in float32 at least, in the dtype of ``like``."""
     x1, x2 = ctx.normalize(x1), ctx.normalize(x2)
     dtypes = {dtype_of(x1), dtype_of(x2)}
@@ -224,7 +232,7 @@ def _product(ctx, x1: relax.Expr, x2: relax.Expr, like: relax.Expr) -> relax.Exp
     return cast_like(ctx, product, like)
 
 
-def _times(ctx, x1: relax.Expr, x2: relax.Expr, like: relax.Expr) -> relax.Expr:
+def _times(ctx: relax.BlockBuilder, x1: relax.Expr, x2: relax.Expr, like: relax.Expr) -> relax.Expr:
     """Return an element-wise product in the dtype of ``like``."""
     x1, x2 = _of_one_dtype(ctx.normalize(x1), ctx.normalize(x2))
     return cast_like(ctx, op.multiply(x1, x2), like)

@@ -7,7 +7,7 @@ from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
 from ..op.rank import named
-from ..registry import register_gradient
+from ..registry import GradientRule, register_gradient
 from ._util import no_grad, shape_arg
 
 
@@ -87,7 +87,7 @@ def pixel_shuffle(
     ]
 
 
-def _triangle(name: str):
+def _triangle(name: str) -> GradientRule:
     """Return the gradient rule of an operator that keeps one triangle."""
     builder = getattr(relax.op, name)
 

@@ -114,7 +114,7 @@ def _parameters(call: relax.Call, ctx: relax.BlockBuilder) -> list[relax.Expr]:
     # A 0-d tensor has no axis; its parameters have one element.
     others = [i for i in range(ndim) if i != int(call.attrs.axis) % ndim]
 
-    def broadcast(parameter):
+    def broadcast(parameter: relax.Expr) -> relax.Expr:
         extents = shape_of(parameter)
         if all(map(is_one, extents)):
             return relax.op.reshape(parameter, [1] * ndim)
@@ -123,7 +123,9 @@ def _parameters(call: relax.Call, ctx: relax.BlockBuilder) -> list[relax.Expr]:
     return [ctx.normalize(_float32(broadcast(parameter))) for parameter in parameters]
 
 
-def _parameter_grad(ctx, grad, operand, parameter) -> relax.Expr:
+def _parameter_grad(
+    ctx: relax.BlockBuilder, grad: relax.Expr, operand: relax.Expr, parameter: relax.Expr
+) -> relax.Expr:
     """Sum a gradient over the elements that share a scale or a zero point."""
     if not is_float(parameter):
         return no_grad(parameter)

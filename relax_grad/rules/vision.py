@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 from tvm.relax.op import grad as backward
 
@@ -72,17 +74,24 @@ def multibox_transform_loc(
     ]
 
 
-def _boxes(ctx, attrs, boxes, loc_pred, anchor, grad):
+def _boxes(
+    ctx: relax.BlockBuilder,
+    attrs: relax.op.op_attrs.Attrs,
+    boxes: relax.Expr,
+    loc_pred: relax.Expr,
+    anchor: relax.Expr,
+    grad: relax.Expr,
+) -> tuple[relax.Expr, relax.Expr]:
     """Return the gradients of the boxes' offsets, of shape ``[batch, n, 4]``, and of the prior
     boxes."""
     dtype = wide_dtype(loc_pred)
     op = relax.op
 
-    def halves(tensor):
+    def halves(tensor: relax.Expr) -> tuple[relax.Expr, relax.Expr]:
         pair = ctx.emit(op.split(tensor, 2, axis=-1))
         return relax.TupleGetItem(pair, 0), relax.TupleGetItem(pair, 1)
 
-    def joined(*tensors):
+    def joined(*tensors: relax.Expr) -> relax.Expr:
         return ctx.emit(op.concat(tensors, axis=-1))
 
     variances = [float(variance) for variance in attrs.variances]
@@ -116,7 +125,9 @@ def _boxes(ctx, attrs, boxes, loc_pred, anchor, grad):
     return loc_grad, op.sum(corners, axis=[0], keepdims=True)
 
 
-def _scores(ctx, attrs, cls_pred, grad):
+def _scores(
+    ctx: relax.BlockBuilder, attrs: relax.op.op_attrs.Attrs, cls_pred: relax.Expr, grad: relax.Expr
+) -> relax.Expr:
     """Return the gradient of the class predictions."""
     op = relax.op
     scores = ctx.emit(widen(cls_pred))
@@ -136,7 +147,7 @@ def _scores(ctx, attrs, cls_pred, grad):
     return op.subtract(weighted, op.multiply(scores, total))
 
 
-def _where_inside(ctx, value, grad):
+def _where_inside(ctx: relax.BlockBuilder, value: relax.Expr, grad: relax.Expr) -> relax.Expr:
     """Keep the gradient where a value lies in [0, 1]."""
     value = ctx.emit(value)
     low, high = (relax.const(bound, dtype_of(value)) for bound in (0, 1))
@@ -146,6 +157,8 @@ def _where_inside(ctx, value, grad):
     return ctx.emit(relax.op.where(inside, grad, relax.const(0, dtype_of(grad))))
 
 
-def _roi(builder, call, output_grad):
+def _roi(
+    builder: Callable[..., relax.Expr], call: relax.Call, output_grad: relax.Expr
+) -> list[relax.Expr]:
     data, rois = call.args
     return [builder(output_grad, data, rois, **roi_attrs(call)), no_grad(rois)]

@@ -7,7 +7,7 @@ same sum is a gather: each element ``j`` adds up the contributions of the iterat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -198,7 +198,7 @@ def _without_divisions(
     return left, values
 
 
-def _is_term(expr, var: tirx.Var) -> bool:
+def _is_term(expr: tirx.PrimExpr, var: tirx.Var) -> bool:
     """Tell whether an expression is linear in a variable, with the factor 1."""
     parts = detect_linear_equation(expr, [var])
     return len(parts) == 2 and is_number(parts[0], 1)
@@ -221,7 +221,7 @@ def _analyzer(ranges: Iterable[Range]) -> Analyzer:
 _UNKNOWN = 1 << 40
 
 
-def _dtype(expr) -> str:
+def _dtype(expr: tirx.PrimExpr) -> str:
     return str(expr.ty.dtype)
 
 
@@ -257,7 +257,12 @@ def _solved(
     return values
 
 
-def _next(indices, open_dims, left, values):
+def _next(
+    indices: Sequence[tirx.PrimExpr],
+    open_dims: Sequence[int],
+    left: Mapping[tirx.Var, Range],
+    values: Mapping[tirx.Var, tirx.PrimExpr],
+) -> tuple[int, Callable[[tirx.PrimExpr], dict[tirx.Var, tirx.PrimExpr]]] | None:
     """Return a dimension, and a function from its index to the values of the variables that it
     determines.
 
@@ -284,7 +289,7 @@ def _next(indices, open_dims, left, values):
 
 
 def _determined(
-    terms: Sequence[tuple[int, Range]], chosen: int, offset, place
+    terms: Sequence[tuple[int, Range]], chosen: int, offset: tirx.PrimExpr, place: tirx.PrimExpr
 ) -> dict[tirx.Var, tirx.PrimExpr]:
     """Return the values of variables for which ``offset`` and the terms add up to a place."""
     dtype = _dtype(place)

@@ -39,7 +39,9 @@ def from_bits(stores: Sequence[Store], varied: Collection[tirx.Var]) -> list[Sto
         holding |= more
 
 
-def _has_bits(expr, varied: Collection[tirx.Var], holding: Collection[tirx.Var]) -> bool:
+def _has_bits(
+    expr: tirx.PrimExpr, varied: Collection[tirx.Var], holding: Collection[tirx.Var]
+) -> bool:
     """Tell whether the value of an expression, not its conditions or indices, has the bits of
     varied numbers."""
     if isinstance(expr, BufferLoad):

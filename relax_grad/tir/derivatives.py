@@ -81,7 +81,7 @@ class _Walker:
         self._known: dict[int, bool] = {}
         self._kept: list[tirx.PrimExpr] = []
 
-    def _is_active(self, expr) -> bool:
+    def _is_active(self, expr: tirx.PrimExpr) -> bool:
         """Tell whether an expression depends on a source, other than by an index or a condition."""
         if not isinstance(expr, tirx.Expr) or isinstance(expr, StringImm):
             return False  # the name of an external function
@@ -98,7 +98,7 @@ class _Walker:
             self._kept.append(expr)  # its address is not used again
         return known
 
-    def visit(self, expr, cotangent, guards: tuple) -> None:
+    def visit(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         """Add the contributions of an expression, given its cotangent in its accumulation dtype."""
         if not self._is_active(expr):
             return
@@ -112,34 +112,41 @@ class _Walker:
                 raise GradientError(f"{kind} has no derivative, in {expr}")
             _RULES[kind](self, expr, cotangent, guards)
 
-    def _add(self, expr, cotangent, guards) -> None:
+    def _add(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         self.visit(expr.a, cotangent, guards)
         self.visit(expr.b, cotangent, guards)
 
-    def _sub(self, expr, cotangent, guards) -> None:
+    def _sub(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         self.visit(expr.a, cotangent, guards)
         self.visit(expr.b, -cotangent, guards)
 
-    def _mul(self, expr, cotangent, guards) -> None:
+    def _mul(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         self.visit(expr.a, cotangent * widened(expr.b), guards)
         self.visit(expr.b, cotangent * widened(expr.a), guards)
 
-    def _div(self, expr, cotangent, guards) -> None:
+    def _div(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         b = widened(expr.b)
         self.visit(expr.a, cotangent / b, guards)
         self.visit(expr.b, -cotangent * (widened(expr.a) / b) / b, guards)
 
-    def _mod(self, expr, cotangent, guards) -> None:
+    def _mod(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         self.visit(expr.a, cotangent, guards)
         self.visit(expr.b, -cotangent * tirx.trunc(widened(expr.a) / widened(expr.b)), guards)
 
-    def _max(self, expr, cotangent, guards) -> None:
+    def _max(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         self._extremum(expr, cotangent, guards, tirx.LT, tirx.GE)
 
-    def _min(self, expr, cotangent, guards) -> None:
+    def _min(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         self._extremum(expr, cotangent, guards, tirx.GT, tirx.LE)
 
-    def _extremum(self, expr, cotangent, guards, loses: Callable, reaches: Callable) -> None:
+    def _extremum(
+        self,
+        expr: tirx.PrimExpr,
+        cotangent: tirx.PrimExpr,
+        guards: tuple,
+        loses: Callable,
+        reaches: Callable,
+    ) -> None:
         """Visit both arguments, given comparisons: the first is not the extremum, or it is.
 
         As for the operators, NaN passes the gradient to both of two differentiated arguments, and
@@ -158,22 +165,29 @@ class _Walker:
                 passed = tirx.Select(reaches(own, other), cotangent, _zero(cotangent))
                 self.visit(own, passed, guards)
 
-    def _select(self, expr, cotangent, guards) -> None:
+    def _select(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         self._branches(expr.condition, expr.true_value, expr.false_value, cotangent, guards)
 
-    def _branches(self, condition, true_value, false_value, cotangent, guards) -> None:
+    def _branches(
+        self,
+        condition: tirx.PrimExpr,
+        true_value: tirx.PrimExpr,
+        false_value: tirx.PrimExpr,
+        cotangent: tirx.PrimExpr,
+        guards: tuple,
+    ) -> None:
         self.visit(true_value, cotangent, (*guards, condition))
         self.visit(false_value, cotangent, (*guards, negated(condition)))
 
-    def _cast(self, expr, cotangent, guards) -> None:
+    def _cast(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         inner = dtype_of(expr.value)
         if is_float(inner):
             self.visit(expr.value, cast(cotangent, accumulation_dtype(inner)), guards)
 
-    def _vector(self, expr, cotangent, guards) -> None:
+    def _vector(self, expr: tirx.PrimExpr, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         raise GradientError(f"a vector has no derivative, in {expr}")
 
-    def _call(self, expr: Call, cotangent, guards) -> None:
+    def _call(self, expr: Call, cotangent: tirx.PrimExpr, guards: tuple) -> None:
         name = op_name(expr)
         if name == "if_then_else":
             condition, true_value, false_value = expr.args
@@ -201,7 +215,7 @@ class _Walker:
             raise GradientError(f"{name} has no derivative, in {expr}")
 
 
-def _operands(expr) -> list:
+def _operands(expr: tirx.PrimExpr) -> list:
     """Return the operands of an expression."""
     if isinstance(expr, Call):
         return list(expr.args)
@@ -227,47 +241,47 @@ _RULES: dict[str, Callable[[_Walker, tirx.PrimExpr, tirx.PrimExpr, tuple], None]
 }
 
 
-def _is_relu(expr, own, other) -> bool:
+def _is_relu(expr: tirx.PrimExpr, own: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
     """Tell whether an expression is ``max(x, 0)`` of anything except another bound."""
     is_zero = isinstance(other, tirx.FloatImm) and float(other.value) == 0
     return isinstance(expr, tirx.Max) and is_zero and not isinstance(own, tirx.Min)
 
 
-def _number(like, value: float):
+def _number(like: tirx.PrimExpr, value: float) -> tirx.PrimExpr:
     return tirx.const(value, dtype_of(like))
 
 
-def _zero(like):
+def _zero(like: tirx.PrimExpr) -> tirx.PrimExpr:
     return _number(like, 0.0)
 
 
-def _half(like):
+def _half(like: tirx.PrimExpr) -> tirx.PrimExpr:
     return _number(like, 0.5)
 
 
-def _sign(x):
+def _sign(x: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.Select(
         x > _zero(x), _number(x, 1.0), tirx.Select(x < _zero(x), _number(x, -1.0), _zero(x))
     )
 
 
-def _one_minus_square(x):
+def _one_minus_square(x: tirx.PrimExpr) -> tirx.PrimExpr:
     return (_number(x, 1.0) - x) * (_number(x, 1.0) + x)
 
 
-def _power_of_base(a, b):
+def _power_of_base(a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return ``b * a ** (b - 1)``, which is 0 for ``b = 0``."""
     slope = b * tirx.power(a, b - _number(b, 1.0))
     return tirx.Select(b == _zero(b), _zero(b), slope)
 
 
-def _power_of_exponent(a, b):
+def _power_of_exponent(a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return ``a ** b * log(a)``, which is 0 for ``a = 0`` and ``b >= 0``."""
     is_zero = tirx.And(a == _zero(a), b >= _zero(b))
     return tirx.Select(is_zero, _zero(a), tirx.power(a, b) * tirx.log(a))
 
 
-def _share(numerator, a, b):
+def _share(numerator: tirx.PrimExpr, a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return ``numerator / (a ** 2 + b ** 2)``, which is 0 at the origin."""
     square = a * a + b * b
     safe = tirx.Select(square == _zero(a), _number(a, 1.0), square)

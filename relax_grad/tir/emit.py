@@ -180,7 +180,7 @@ def is_parallel(loop: Loop) -> bool:
     ]
     places: dict[tirx.Var, dict[int, tirx.PrimExpr]] = {}
 
-    def visit(buffer, indices) -> None:
+    def visit(buffer: tirx.Var, indices: Sequence[tirx.PrimExpr]) -> None:
         if buffer in written:
             own = {
                 dim: index

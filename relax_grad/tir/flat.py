@@ -155,10 +155,10 @@ def _guarded_stores(
             )
 
 
-def _small(expr):
+def _small(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     count = 0
 
-    def visit(_node) -> None:
+    def visit(_node: tirx.Expr) -> None:
         nonlocal count
         count += 1
 
@@ -186,7 +186,7 @@ def _item(guards: tuple, store: Store) -> Item:
     return Item(kind, guards, store.buffer, store.indices, value)
 
 
-def _is_element(expr, store: Store) -> bool:
+def _is_element(expr: tirx.PrimExpr, store: Store) -> bool:
     return (
         isinstance(expr, BufferLoad)
         and loaded_buffer(expr).same_as(store.buffer)

@@ -179,7 +179,9 @@ class General:
         passed = self._passed_on(bind.value, cotangent, scope)
         return [Bind(cotangent, tirx.BufferLoad(scalar, list(_ZERO))), *passed] if passed else []
 
-    def _passed_on(self, value, cotangent, scope: _Scope) -> list[Statement]:
+    def _passed_on(
+        self, value: tirx.PrimExpr, cotangent: tirx.PrimExpr, scope: _Scope
+    ) -> list[Statement]:
         """Return the statements that add the contributions of a value to the gradients of its
         operands."""
         added: list[Statement] = []
@@ -196,7 +198,7 @@ class General:
             added.append(guarded(guards, Store(target, indices, total)))
         return added
 
-    def _saved(self, expr, scope: _Scope):
+    def _saved(self, expr: tirx.PrimExpr, scope: _Scope) -> tirx.PrimExpr:
         """Return an expression with saved values of the buffers that the statement writes to."""
         for load, guards in _guarded_loads(expr, ()):
             if loaded_buffer(load) in self.own and not any(
@@ -204,7 +206,7 @@ class General:
             ):
                 self._save(load, guards, scope)
 
-        def change(load):
+        def change(load: BufferLoad) -> tirx.PrimExpr:
             for known, tape in scope.saved:
                 if are_equal(load, known):
                     return tirx.BufferLoad(tape, list(_place(scope.loops)))
@@ -212,7 +214,7 @@ class General:
 
         return tvm_ffi.structural_map(expr, (BufferLoad, change), order="pre")
 
-    def _save(self, load, guards: Sequence, scope: _Scope) -> None:
+    def _save(self, load: BufferLoad, guards: Sequence, scope: _Scope) -> None:
         buffer = loaded_buffer(load)
         shape = [_bound(loop, scope.loops) for loop in scope.loops] or [1]
         tape = self._allocate(shape, dtype_of(buffer), f"{buffer.name}_saved")
@@ -231,7 +233,7 @@ def _place(loops: Sequence[Loop]) -> tuple:
     return tuple(loop.var - cast(loop.start, dtype_of(loop.var)) for loop in loops) or _ZERO
 
 
-def _is_in_bounds(load, loops: Sequence[Loop]) -> bool:
+def _is_in_bounds(load: BufferLoad, loops: Sequence[Loop]) -> bool:
     """Tell whether a load is in bounds in each iteration of the loops around it."""
     if any(map(loads, load.indices)):
         return False
@@ -252,7 +254,7 @@ def _within(loops: Sequence[Loop]) -> Analyzer:
     return analyzer
 
 
-def _bound(loop: Loop, loops: Sequence[Loop]):
+def _bound(loop: Loop, loops: Sequence[Loop]) -> tirx.PrimExpr:
     """Return the largest extent of a loop."""
     own = {outer.var for outer in loops}
     if not own & variables(loop.extent) and not loads(loop.extent):
@@ -269,7 +271,7 @@ def _bound(loop: Loop, loops: Sequence[Loop]):
     return symbolic
 
 
-def _symbolic_bound(extent, loops: Sequence[Loop]):
+def _symbolic_bound(extent: tirx.PrimExpr, loops: Sequence[Loop]) -> tirx.PrimExpr | None:
     """Return the largest extent of a loop within others as an expression of symbolic extents, or
     None if it depends on data."""
     known = variables(extent).union(*(variables(loop.extent) for loop in loops))
@@ -284,7 +286,7 @@ def _symbolic_bound(extent, loops: Sequence[Loop]):
     return tirx.max(analyzer.simplify(bound), tirx.IntImm(dtype_of(bound), 0))
 
 
-def _guarded_loads(expr, guards: tuple) -> Iterator[tuple]:
+def _guarded_loads(expr: tirx.PrimExpr, guards: tuple) -> Iterator[tuple]:
     """Yield each load of an expression with the conditions under which it is evaluated, outer loads
     first."""
     if isinstance(expr, BufferLoad):

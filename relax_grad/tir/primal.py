@@ -47,7 +47,7 @@ class Primal:
     def value(self, number: int, expr: tirx.PrimExpr, after: bool = False) -> tirx.PrimExpr:
         """Return an expression with loads of the values before a part, or after it."""
 
-        def change(load):
+        def change(load: BufferLoad) -> tirx.PrimExpr:
             buffer = loaded_buffer(load)
             version = self._version(buffer, number + after)
             return load if version is buffer else emit.load(version, load.indices)

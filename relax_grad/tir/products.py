@@ -86,7 +86,7 @@ def _fastest(value: tirx.PrimExpr, loops: Sequence[Range]) -> Range:
 
 
 def _along(
-    name: str, factors: Factors, inner: Range, allocate
+    name: str, factors: Factors, inner: Range, allocate: Callable[[Sequence, str, str], tirx.Var]
 ) -> tuple[list[Statement], tirx.PrimExpr]:
     """Divide the factors of a product into lanes, neighbours along a loop, which are joined at the
     end."""
@@ -104,11 +104,11 @@ def _along(
     )
     running = allocate([*extents, tirx.IntImm(dtype, 1)], kind, f"{name}_running")
 
-    def at(place):
+    def at(place: tirx.PrimExpr) -> tuple[tirx.PrimExpr, ...]:
         """Return the index of ``rest`` of the place of a factor along the inner loop."""
         return (*places, *(place if e is inner else e.var - e.start for e in factors.reduced))
 
-    def value(place):
+    def value(place: tirx.PrimExpr) -> tirx.PrimExpr:
         return substitute(factors.value, {inner.var: inner.start + place})
 
     lane = (*places, lanes.var)
@@ -118,13 +118,13 @@ def _along(
     tail = Range(lanes.var, zero, Analyzer().simplify(size - chunks * lanes.extent))
     chunk = Range(tirx.Var("chunk", dtype), zero, chunks)
 
-    def down(place) -> tuple[Statement, ...]:
+    def down(place: tirx.PrimExpr) -> tuple[Statement, ...]:
         return (
             Store(rest, at(place), emit.load(lane_products, lane)),
             Store(lane_products, lane, emit.load(lane_products, lane) * value(place)),
         )
 
-    def up(place) -> tuple[Statement, ...]:
+    def up(place: tirx.PrimExpr) -> tuple[Statement, ...]:
         return (
             Store(rest, at(place), emit.load(rest, at(place)) * emit.load(after, lane)),
             Store(after, lane, emit.load(after, lane) * value(place)),
@@ -173,7 +173,7 @@ def _along(
 
 
 def _across(
-    name: str, factors: Factors, inner: Range, allocate
+    name: str, factors: Factors, inner: Range, allocate: Callable[[Sequence, str, str], tirx.Var]
 ) -> tuple[list[Statement], tirx.PrimExpr]:
     """Compute neighbouring products side by side."""
     kind = dtype_of(factors.seed)
@@ -184,7 +184,7 @@ def _across(
     rest = allocate([axis.extent for axis in axes], kind, f"{name}_others")
     product = allocate([*(loop.extent for loop in outer), inner.extent], kind, f"{name}_product")
 
-    def placed(expr):
+    def placed(expr: tirx.PrimExpr) -> tirx.PrimExpr:
         return substitute(expr, values)
 
     at = tuple(placed(axis.var - axis.start) for axis in axes)

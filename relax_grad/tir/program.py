@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.ir import Call
 
 from ..errors import GradientError
-from ..ir.compat import SBlockRealize
+from ..ir.compat import SBlock, SBlockRealize
 from ..ir.expressions import substitute
 from ..ir.loops import with_canonical_loops
 from ..ir.module import is_buffer
@@ -195,7 +195,7 @@ class _Parser:
             is_whole = len(statements) == 1 and not has_own
             yield Part(statement, source if is_whole else None, self._name)
 
-    def refuse_views(self, block) -> None:
+    def refuse_views(self, block: SBlock) -> None:
         if block.match_buffers:
             raise unsupported(block.name_hint, "a match_buffer aliases another buffer")
 
@@ -221,7 +221,7 @@ class _Parser:
         body = self._statements(stmt.body, {**values, stmt.loop_var: var})
         return (Loop(var, start, extent, body),) if body else ()
 
-    def _block(self, stmt, values: Mapping) -> tuple:
+    def _block(self, stmt: SBlockRealize, values: Mapping) -> tuple:
         block = stmt.block
         self._name = self._name or block.name_hint
         self.refuse_views(block)
@@ -254,18 +254,18 @@ class _Parser:
         otherwise = () if stmt.else_case is None else self._statements(stmt.else_case, values)
         return (If(_without_lets(substitute(stmt.condition, values)), body, otherwise),)
 
-    def _bind(self, stmt, values: Mapping) -> tuple:
+    def _bind(self, stmt: tirx.Stmt, values: Mapping) -> tuple:
         bound, value = _named(substitute(stmt.value, values))
         return (*bound, Bind(stmt.var, value))
 
-    def _allocate(self, stmt, values: Mapping) -> tuple:
+    def _allocate(self, stmt: tirx.Stmt, values: Mapping) -> tuple:
         self.allocated.append(stmt.buffer)
         return ()
 
-    def _attribute(self, stmt, values: Mapping) -> tuple:
+    def _attribute(self, stmt: tirx.Stmt, values: Mapping) -> tuple:
         return self._statements(stmt.body, values)
 
-    def _assert(self, stmt, values: Mapping) -> tuple:
+    def _assert(self, stmt: tirx.Stmt, values: Mapping) -> tuple:
         return ()
 
     def _evaluate(self, stmt: tirx.Evaluate, values: Mapping) -> tuple:
@@ -273,7 +273,7 @@ class _Parser:
             raise unsupported(self._name, f"the call {stmt.value} has effects, and no derivative")
         return ()
 
-    def _while(self, stmt, values: Mapping) -> tuple:
+    def _while(self, stmt: tirx.Stmt, values: Mapping) -> tuple:
         raise unsupported(
             self._name, "the number of iterations of a while loop depends on data, and is not saved"
         )
@@ -304,13 +304,13 @@ def _without_lets(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     if not _has_lets(expr):
         return expr
 
-    def inlined(let):
+    def inlined(let: tirx.Let) -> tirx.PrimExpr:
         return substitute(let.body, {let.var: let.value})
 
     return tvm_ffi.structural_map(expr, (tirx.Let, inlined), order="post")
 
 
-def _has_lets(expr) -> bool:
+def _has_lets(expr: tirx.PrimExpr) -> bool:
     lets: list[tirx.Let] = []
     tvm_ffi.structural_walk(expr, (tirx.Let, lets.append))
     return bool(lets)

@@ -9,7 +9,7 @@ the attributes of operators from the blocks of a function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import tvm
@@ -117,7 +117,7 @@ class _Rewriter:
         for recipe in self._recipes[callee]:
             bindings: list[relax.Binding] = []
 
-            def emit(value: relax.Expr, bindings=bindings) -> relax.Var:
+            def emit(value: relax.Expr, bindings: list[relax.Binding] = bindings) -> relax.Var:
                 value = self._bb.normalize(value)
                 name = f"{binding.var.name}_operand{len(bindings)}"
                 bindings.append(relax.VarBinding(variable(name, value.ty), value))
@@ -129,7 +129,9 @@ class _Rewriter:
         return []
 
 
-def _recipes(function: tirx.PrimFunc, types: Sequence[relax.TensorType]):
+def _recipes(
+    function: tirx.PrimFunc, types: Sequence[relax.TensorType]
+) -> Iterator[Callable[..., relax.Expr]]:
     """Yield the way to compute a function by operators, if there is one."""
     params = function.params
     if len(params) != len(types) + 1 or not all(map(is_buffer, params)):
@@ -228,7 +230,7 @@ def _has_reduction(function: tirx.PrimFunc) -> bool:
     """Tell whether a block of a function reduces: other functions gain nothing by an operator."""
     blocks = []
 
-    def visit(block) -> None:
+    def visit(block: SBlockRealize) -> None:
         if block.block.init is not None:
             blocks.append(block)
 

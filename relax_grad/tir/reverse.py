@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tvm import s_tir, tirx
@@ -189,7 +189,7 @@ class _Reverse:
                 defined |= _defined(buffer)
         return more
 
-    def _find_active(self, sources: Sequence[tirx.Var], cotangents) -> set[tirx.Var]:
+    def _find_active(self, sources: Sequence[tirx.Var], cotangents: Iterable[int]) -> set[tirx.Var]:
         """Return the buffers on a path from the sources to the outputs."""
         own = list(self._all_stores())
         flows = [
@@ -294,7 +294,9 @@ class _Reverse:
                 contributions.append(Contribution(source, (*always, *known), term))
         return contributions
 
-    def _other_factors(self, number: int, nest: Nest, item: Item, cotangent) -> tirx.PrimExpr:
+    def _other_factors(
+        self, number: int, nest: Nest, item: Item, cotangent: tirx.PrimExpr
+    ) -> tirx.PrimExpr:
         """Emit the product of a cotangent and all factors but one, and return the load of it."""
         elements = elements_of(item, nest.loops)
         reduced = [loop for loop in nest.loops if loop not in elements]
@@ -308,7 +310,9 @@ class _Reverse:
         self._emitted.append(statement)
         return load
 
-    def _shares(self, number: int, nest: Nest, item: Item, is_equal) -> tuple[tirx.Var, tirx.Var]:
+    def _shares(
+        self, number: int, nest: Nest, item: Item, is_equal: tirx.PrimExpr
+    ) -> tuple[tirx.Var, tirx.Var]:
         """Emit the gradient of each element that is equal to its extremum, and return its buffer
         and another.
 
@@ -327,7 +331,9 @@ class _Reverse:
         occurrence = Contribution(source, (*guards, is_equal), tirx.const(1.0, dtype))
         self._emitted += sums.added("count", nest.loops, count, False, [occurrence])
 
-        def mapped_to(target: tirx.Var, value_at) -> None:
+        def mapped_to(
+            target: tirx.Var, value_at: Callable[[Sequence[tirx.PrimExpr]], tirx.PrimExpr]
+        ) -> None:
             axes = sums.axes_of(item.buffer)
             indices = [axis.var for axis in axes]
             store = tirx.BufferStore(target, value_at(indices), indices)
@@ -335,7 +341,7 @@ class _Reverse:
                 emit.block(target.name, [(axis, emit.SPATIAL) for axis in axes], store)
             )
 
-        def nan_at(indices):
+        def nan_at(indices: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
             here = widened(self._value(number, emit.load(item.buffer, indices), after=True))
             return tirx.Select(tirx.isnan(here), here, tirx.const(0.0, dtype))
 
@@ -441,7 +447,7 @@ class _Reverse:
         self._emitted.append(emit.general_block(f"{part.name}_grad", reverse))
 
 
-def _is_least(init) -> bool:
+def _is_least(init: tirx.PrimExpr) -> bool:
     """Tell whether an extremum starts from the largest finite number, which an infinite element
     does not exceed."""
     largest = float(tirx.max_value(str(init.ty.dtype)).value)

@@ -93,7 +93,7 @@ def _bound(statements: Sequence[Statement], names: dict[tirx.Var, tirx.Var]) -> 
 
 
 def _renamed(expr: tirx.PrimExpr, names: dict[tirx.Var, tirx.Var]) -> tirx.PrimExpr:
-    def loaded(load):
+    def loaded(load: BufferLoad) -> tirx.PrimExpr:
         return names.get(loaded_buffer(load), load)
 
     return structural_map(expr, (BufferLoad, loaded), order="post")

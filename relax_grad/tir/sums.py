@@ -143,7 +143,7 @@ def _with_values(expr: tirx.PrimExpr, gathered: Gather) -> tirx.PrimExpr:
     """Return an expression in terms of an element, with simple indices."""
     analyzer = gathered.analyzer()
 
-    def change(node):
+    def change(node: BufferLoad) -> tirx.PrimExpr:
         indices = [analyzer.simplify(substitute(index, gathered.values)) for index in node.indices]
         return emit.load(loaded_buffer(node), indices)
 

@@ -66,7 +66,7 @@ def statements(
 ) -> list[te.Tensor]:
     """Make tensors from statements: ``body`` takes the buffers of the inputs and of the outputs."""
 
-    def generate(ins, outs):
+    def generate(ins: Sequence[tirx.Buffer], outs: Sequence[tirx.Buffer]) -> tirx.Stmt:
         with IRBuilder() as builder:
             body(*ins, *outs)
             return builder.get()

@@ -11,7 +11,7 @@ Neither operator has a gradient with respect to the regions, as in torchvision.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
@@ -45,7 +45,7 @@ def bounds(rois: te.Tensor, axis: int, attrs: dict, dtype: str) -> tuple[Callabl
 def batch_of(rois: te.Tensor, extent: tirx.PrimExpr, dtype: str) -> te.Tensor:
     """Return the table of the batch index of each region, or -1 if it is out of bounds."""
 
-    def of(r):
+    def of(r: tirx.PrimExpr) -> tirx.PrimExpr:
         index = te.trunc(rois(r, 0).astype(dtype))
         limit = (tirx.const(1, "int64") * extent).astype(dtype)
         inside = tirx.all(index >= tirx.const(0, dtype), index < limit)
@@ -61,7 +61,13 @@ def table(rois: te.Tensor, of: Callable) -> te.Tensor:
 
 
 def scatter(
-    add_bin, inputs, regions, data_shape: Shape, attrs: dict, dtype: str, scratch: bool = False
+    add_bin: Callable[..., None],
+    inputs: Sequence[te.Tensor],
+    regions: Any,
+    data_shape: Shape,
+    attrs: dict,
+    dtype: str,
+    scratch: bool = False,
 ) -> te.Tensor:
     """Return the gradient of the data, to which ``add_bin`` adds the contribution of each bin of
     each region.
@@ -76,7 +82,7 @@ def scatter(
     kind = type(regions)
     rows = Chunks((), [height], [n_extent, c_extent])
 
-    def body(*buffers):
+    def body(*buffers: tirx.Buffer) -> None:
         ins, tables = buffers[: len(inputs)], buffers[len(inputs) :][: len(regions)]
         out, *rest = buffers[len(inputs) + len(regions) :]
         tables = kind(*tables)
@@ -89,7 +95,7 @@ def scatter(
             with rows.own(own) as row, loops([width]) as column:
                 T.buffer_store(out, tirx.const(0, dtype), list(place_of(at, n, c, *row, *column)))
 
-            def add_to(y, x, value):
+            def add_to(y: tirx.PrimExpr, x: tirx.PrimExpr, value: tirx.PrimExpr) -> None:
                 with rows.if_owned(own, [y]):
                     add(out, place_of(at, n, c, y, x), value)
 
@@ -110,13 +116,15 @@ def scatter(
     return statements(body, [*inputs, *regions], outputs, "roi_backward")[0]
 
 
-def row_and_column(number, columns) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+def row_and_column(
+    number: tirx.PrimExpr, columns: tirx.PrimExpr
+) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
     """Return row and column of an element of a row-major plane, by its number."""
     width = tirx.max(columns, 1)
     return tirx.floordiv(number, width), tirx.floormod(number, width)
 
 
-def bins_shape(data_shape: Shape, regions, attrs: dict) -> list:
+def bins_shape(data_shape: Shape, regions: Any, attrs: dict) -> list:
     """Return the shape of the bins: regions, channels, rows and columns, whatever the layout."""
     channels = data_shape[attrs["layout"].index("C")]
     return [regions.batch.shape[0], channels, *attrs["pooled_size"]]
@@ -133,6 +141,6 @@ def spatial(data_shape: Shape, at: Sequence[int]) -> list[tirx.PrimExpr]:
     return [tirx.const(1, "int64") * data_shape[axis] for axis in at[2:]]
 
 
-def place_of(at: Sequence[int], *values) -> tuple:
+def place_of(at: Sequence[int], *values: Any) -> tuple:
     """Reorder values for N, C, H and W to the order of the layout."""
     return tuple(value for _, value in sorted(zip(at, values, strict=True), key=lambda p: p[0]))

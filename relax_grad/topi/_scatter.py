@@ -78,7 +78,7 @@ class Elements:
             stack.enter_context(self.chunks.if_owned(chunk, [where]))
 
             @contextlib.contextmanager
-            def pairs():
+            def pairs() -> Iterator[tuple[list, list]]:
                 yield at, [*before, where, *behind]
 
             yield inside, pairs
@@ -153,7 +153,7 @@ class Points:
             stack.enter_context(self.chunks.if_owned(chunk, where[len(batch) :]))
 
             @contextlib.contextmanager
-            def pairs():
+            def pairs() -> Iterator[tuple[list, list]]:
                 with self.chunks.loops(chunk) as behind:
                     yield [*point, *behind], [*where, *behind]
 
@@ -180,7 +180,9 @@ def nd_points(data_shape: Shape, index_shape: Shape, batch_dims: int = 0) -> Poi
     """Return the mapping of gather_nd and scatter_nd: the last axis of the indices holds the
     vectors."""
 
-    def index_of(readers, point, i):
+    def index_of(
+        readers: Sequence[Reader], point: Sequence[tirx.PrimExpr], i: int
+    ) -> tirx.PrimExpr:
         (read,) = readers
         return read(*point, i)
 
@@ -190,7 +192,9 @@ def nd_points(data_shape: Shape, index_shape: Shape, batch_dims: int = 0) -> Poi
 def tensor_points(data_shape: Shape, index_shapes: Sequence[Shape]) -> Points:
     """Return the mapping of index_tensor and index_put: index tensors that are broadcast."""
 
-    def index_of(readers, point, i):
+    def index_of(
+        readers: Sequence[Reader], point: Sequence[tirx.PrimExpr], i: int
+    ) -> tirx.PrimExpr:
         return readers[i](*broadcast_index(index_shapes[i], point))
 
     return Points(data_shape, broadcast_shape(index_shapes), len(index_shapes), index_of)
@@ -253,16 +257,16 @@ def scatter(
     rounds = reduction in ("add", "mul", "mean")
     dtype = accumulation_dtype(updates.dtype) if rounds else str(updates.dtype)
 
-    def body(*buffers):
+    def body(*buffers: tirx.Buffer) -> None:
         *source, out = buffers
         old = source.pop(0) if data is not None else None
         *index, new = source
 
-        def start(at):
+        def start(at: Sequence[tirx.PrimExpr]) -> None:
             value = tirx.const(0, dtype) if old is None else old[tuple(at)].astype(dtype)
             T.buffer_store(out, value, at)
 
-        def write(task):
+        def write(task: Task) -> None:
             with (
                 places.visit(task, _readers(index), False) as (inside, pairs),
                 T.If(inside),
@@ -314,14 +318,14 @@ def scan(
     # Values that are only copied are not rounded, so they need no wider dtype.
     dtype = str(start.dtype) if factors == 0 else accumulation_dtype(start.dtype)
 
-    def body(first, *buffers):
+    def body(first: tirx.Buffer, *buffers: tirx.Buffer) -> None:
         *source, state, out = buffers
         index, values = source[: len(indices)], source[len(indices) :]
 
-        def begin(at):
+        def begin(at: Sequence[tirx.PrimExpr]) -> None:
             T.buffer_store(state, first[tuple(at)].astype(dtype), at)
 
-        def step(at, where):
+        def step(at: Sequence[tirx.PrimExpr], where: Sequence[tirx.PrimExpr]) -> None:
             T.buffer_store(out, state[tuple(where)], at)
             read = [buffer[tuple(at)].astype(dtype) for buffer in values]
             if isinstance(factors, te.Tensor):
@@ -332,7 +336,7 @@ def scan(
                 value = state[tuple(where)] * tirx.const(factors, dtype)
             T.buffer_store(state, value + read[0] if read else value, where)
 
-        def run(task):
+        def run(task: Task) -> None:
             with places.visit(task, _readers(index), reverse) as (inside, pairs), T.If(inside):
                 with T.Then(), pairs() as (at, where):
                     step(at, where)
@@ -345,7 +349,7 @@ def scan(
     inputs = [start, *indices, *tensors]
     states = extern(body, inputs, shape, dtype, "scan", (places.data_shape, dtype))
 
-    def known(*at):
+    def known(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         outside = places.outside(at)
         value = states(*at).astype(start.dtype)
         return (

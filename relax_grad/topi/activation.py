@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import te, tirx, topi
 
@@ -44,7 +44,7 @@ def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
             f"{axis}, but it has {alpha.shape[0]}"
         )
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         value = data(*index)
         slope = alpha[0] if shared else alpha(index[axis])
         return tirx.Select(value > 0, value, value * slope)
@@ -119,7 +119,7 @@ def _of_rows(
     dtype = accumulation_dtype(output_grad.dtype, output.dtype)
     k = te.reduce_axis((0, shape[axis]), "k")
 
-    def at(i):
+    def at(i: Sequence[tirx.PrimExpr]) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
         return output_grad(*i).astype(dtype), output(*i).astype(dtype)
 
     total = te.compute(
@@ -128,7 +128,7 @@ def _of_rows(
         name="row_total",
     )
 
-    def value(*i):
+    def value(*i: tirx.PrimExpr) -> tirx.PrimExpr:
         dy, y = at(i)
         return element(dy, y, total(*i[:axis], *i[axis + 1 :])).astype(output_grad.dtype)
 

@@ -9,7 +9,7 @@ from tvm import te, tirx
 from ..ir.dtypes import accumulation_dtype
 from .util import cast, is_empty, zeros
 
-Bounds = Callable[["tirx.PrimExpr"], "tuple[tirx.PrimExpr, tirx.PrimExpr]"]
+Bounds = Callable[["tirx.PrimExpr"], Sequence["tirx.PrimExpr"]]
 
 
 def attention_weights(
@@ -49,22 +49,30 @@ def attention_weights(
     bounds = _bounds(scores, seqstarts, causal_mask, window_size)
     zero, nothing = tirx.const(0, dtype), tirx.min_value(dtype)
 
-    def seen(query, key, value, otherwise):
+    def seen(
+        query: tirx.PrimExpr, key: tirx.PrimExpr, value: tirx.PrimExpr, otherwise: tirx.PrimExpr
+    ) -> tirx.PrimExpr:
         if bounds is None:
             return value
         low, high = bounds(query)
         return tirx.if_then_else(tirx.all(key >= low, key < high), value, otherwise)
 
-    def score(b, n, query, key):
+    def score(
+        b: tirx.PrimExpr, n: tirx.PrimExpr, query: tirx.PrimExpr, key: tirx.PrimExpr
+    ) -> tirx.PrimExpr:
         return scores(b, n, query, key).astype(dtype)
 
-    def largest(b, n, query):
+    def largest(b: tirx.PrimExpr, n: tirx.PrimExpr, query: tirx.PrimExpr) -> tirx.PrimExpr:
         return te.max(seen(query, key_max, score(b, n, query, key_max), nothing), axis=key_max)
 
-    def weight(b, n, query, key):
+    def weight(
+        b: tirx.PrimExpr, n: tirx.PrimExpr, query: tirx.PrimExpr, key: tirx.PrimExpr
+    ) -> tirx.PrimExpr:
         return seen(query, key, tirx.exp(score(b, n, query, key) - top(b, n, query)), zero)
 
-    def normalized(b, n, query, key):
+    def normalized(
+        b: tirx.PrimExpr, n: tirx.PrimExpr, query: tirx.PrimExpr, key: tirx.PrimExpr
+    ) -> tirx.PrimExpr:
         sum_ = total(b, n, query)
         return tirx.if_then_else(sum_ == zero, zero, weights(b, n, query, key) / sum_)
 
@@ -98,7 +106,9 @@ def _bounds(
     if causal_mask is None and window_size is None:
         return None
     zero = tirx.const(0, "int64")
-    return lambda query: _limits(query, zero, queries, zero, keys, causal_mask, window_size)
+    return lambda query: _limits(
+        query, zero, queries, zero, keys, causal_mask=causal_mask, window_size=window_size
+    )
 
 
 def _bounds_in_sequence(
@@ -125,7 +135,7 @@ def _bounds_in_sequence(
         name="started_sequences",
     )
 
-    def bounds(i):
+    def bounds(i: tirx.PrimExpr) -> list[tirx.PrimExpr]:
         count = started[i]
         inside = tirx.all(count >= 1, count < starts, count < seqstart_k.shape[0])
         ends = [
@@ -133,13 +143,22 @@ def _bounds_in_sequence(
             for seqstart in (seqstart_q, seqstart_k)
             for offset in (-1, 0)
         ]
-        limits = _limits(i.astype("int64"), *ends, causal_mask, window_size)
+        limits = _limits(i.astype("int64"), *ends, causal_mask=causal_mask, window_size=window_size)
         return [tirx.if_then_else(inside, limit, tirx.const(0, "int64")) for limit in limits]
 
     return bounds
 
 
-def _limits(query, q_begin, q_end, k_begin, k_end, causal_mask, window_size):
+def _limits(
+    query: tirx.PrimExpr,
+    q_begin: tirx.PrimExpr,
+    q_end: tirx.PrimExpr,
+    k_begin: tirx.PrimExpr,
+    k_end: tirx.PrimExpr,
+    *,
+    causal_mask: str | None,
+    window_size: int | None,
+) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
     """Return the half-open range of keys that a query of a sequence attends to."""
     low, high = k_begin, k_end
     position = k_begin + (query - q_begin)

@@ -30,7 +30,7 @@ def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:
     """
     dtype = accumulation_dtype(x1.dtype)
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         a, b = (x(*broadcast_index(x.shape, index)).astype(dtype) for x in (x1, x2))
         rest = tirx.log(tirx.exp(-tirx.abs(a - b)) + 1)
         # The difference of two equal infinities is NaN. Half of each argument has the derivative
@@ -68,7 +68,7 @@ def with_zero(x: te.Tensor, zero: float, is_divisor: bool) -> te.Tensor:
     """
     constant = guarded(tirx.const(zero, x.dtype))
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         return tirx.Div(constant, x(*index)) if is_divisor else tirx.Mul(x(*index), constant)
 
     return te.compute(x.shape, element, name="with_zero", tag=topi.tag.ELEMWISE)
@@ -89,7 +89,7 @@ def ewise_fma(x1: te.Tensor, x2: te.Tensor, x3: te.Tensor) -> te.Tensor:
     """
     dtype = accumulation_dtype(x1.dtype)
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         a, b, c = (x(*index).astype(dtype) for x in (x1, x2, x3))
         return (a * b + c).astype(x1.dtype)
 

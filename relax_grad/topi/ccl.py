@@ -31,7 +31,7 @@ def part_of_worker(
         A tensor of shape ``part_shape``.
     """
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = list(index)
         at[axis] = worker % num_workers * part_shape[axis] + at[axis]
         return data(*at)
@@ -63,7 +63,7 @@ def at_part_of_worker(
         A tensor of shape ``data_shape`` and the dtype of ``part``.
     """
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = list(index)
         extent = part.shape[axis]
         at[axis] = at[axis] - worker % num_workers * extent

@@ -82,7 +82,7 @@ def conv_backward_data(
         for name, size in zip(spatial, kernel, strict=True)
     ]
 
-    def partial(*index):
+    def partial(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = dict(zip(data_layout, index, strict=True))
         group = at["C"] // in_per_group if groups > 1 else 0
         in_channel = at["C"] % in_per_group if groups > 1 else at["C"]
@@ -169,7 +169,7 @@ def conv_backward_weight(
         for name, size in zip(f"N{spatial}", sizes, strict=True)
     ]
 
-    def partial(*index):
+    def partial(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         of_part, of_weight = index[: len(parts)], index[len(parts) :]
         batch, *windows = (
             [part * size + axis for part, size, axis in zip(of_part, sizes, within, strict=True)]

@@ -87,7 +87,7 @@ def conv_backward_data_by_phases(
         for name, tap in zip(spatial, taps, strict=True)
     ]
 
-    def partial(*index):
+    def partial(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         phases, at = (
             index[: len(spatial)],
             dict(zip(data_layout, index[len(spatial) :], strict=True)),
@@ -139,7 +139,7 @@ def join_phases(
     """
     spatial = spatial_names(data_layout, "NC")
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at, phase, exists = dict(zip(data_layout, index, strict=True)), [], []
         for axis, (name, stride, before) in enumerate(zip(spatial, strides, padding, strict=False)):
             shifted = at[name] + before

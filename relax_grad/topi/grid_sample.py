@@ -59,7 +59,7 @@ class _Axis:
             return None
         t = self.fraction(*sample)
 
-        def const(value):
+        def const(value: float) -> tirx.PrimExpr:
             return tirx.const(float(value), t.ty.dtype)
 
         values = [
@@ -97,7 +97,7 @@ def affine_grid(data: te.Tensor, size: Shape, align_corners: bool) -> te.Tensor:
     dtype = accumulation_dtype(data.dtype)
     ndim = len(size)
 
-    def element(n, row, *at):
+    def element(n: tirx.PrimExpr, row: tirx.PrimExpr, *at: tirx.PrimExpr) -> tirx.PrimExpr:
         total = data(n, row, ndim).astype(dtype)
         for axis, i in enumerate(at):
             column = ndim - 1 - axis
@@ -134,7 +134,7 @@ def affine_grid_backward_data(output_grad: te.Tensor, align_corners: bool) -> te
     dtype = accumulation_dtype(output_grad.dtype)
     at = [te.reduce_axis((0, extent), f"k{axis}") for axis, extent in enumerate(size)]
 
-    def element(n, row, column):
+    def element(n: tirx.PrimExpr, row: tirx.PrimExpr, column: tirx.PrimExpr) -> tirx.PrimExpr:
         factor = tirx.const(1, dtype)
         for axis, (i, extent) in enumerate(zip(at, size, strict=True)):
             place = _regular(i, extent, align_corners, dtype)
@@ -178,7 +178,7 @@ def grid_sample_jvp(
         return zeros(shape, data.dtype)
     taps = _tap_axes(axes)
 
-    def element(n, c, *sample):
+    def element(n: tirx.PrimExpr, c: tirx.PrimExpr, *sample: tirx.PrimExpr) -> tirx.PrimExpr:
         return te.sum(
             _read(data, n, c, axes, taps, sample, dtype) * weights(n, *taps, *sample), axis=taps
         )
@@ -218,7 +218,7 @@ def grid_sample_backward_data(
         return zeros(data_shape, output_grad.dtype)
     rows = Chunks((), data_shape[2:-1], data_shape[:2])
 
-    def body(grad, weight, *rest):
+    def body(grad: tirx.Buffer, weight: tirx.Buffer, *rest: tirx.Buffer) -> None:
         *positions, out = rest
         with rows.tasks() as ((n, c), own):
             with rows.own(own) as row, loops(data_shape[-1:]) as i:
@@ -265,11 +265,11 @@ def grid_sample_backward_grid(
     axes = _taps(grid, extents, **attrs)
     dtype = accumulation_dtype(data.dtype, grid.dtype)
 
-    def part(weights):
+    def part(weights: te.Tensor) -> te.Tensor:
         taps = _tap_axes(axes)
         channel = te.reduce_axis((0, channels), "channel")
 
-        def element(n, *sample):
+        def element(n: tirx.PrimExpr, *sample: tirx.PrimExpr) -> tirx.PrimExpr:
             value = output_grad(n, channel, *sample).astype(dtype) * weights(n, *taps, *sample)
             tap = _read(data, n, channel, axes, taps, sample, dtype)
             return te.sum(value * tap, axis=[*taps, channel])
@@ -285,7 +285,7 @@ def grid_sample_backward_grid(
     if not parts:
         return zeros(grid.shape, grid.dtype)
 
-    def joined(n, channel, *sample):
+    def joined(n: tirx.PrimExpr, channel: tirx.PrimExpr, *sample: tirx.PrimExpr) -> tirx.PrimExpr:
         value = tirx.const(0, dtype)
         for own, part in parts.items():
             value = tirx.if_then_else(channel == own, part(n, *sample), value)
@@ -294,11 +294,13 @@ def grid_sample_backward_grid(
     return te.compute(grid.shape, joined, name="grid_gradient", tag=topi.tag.INJECTIVE)
 
 
-def _regular(i, extent, align_corners: bool, dtype: str) -> tirx.PrimExpr:
+def _regular(
+    i: tirx.PrimExpr, extent: int | tirx.PrimExpr, align_corners: bool, dtype: str
+) -> tirx.PrimExpr:
     """Return the coordinate in [-1, 1] of element ``i`` of an axis, as in
     ``topi.image.affine_grid``."""
 
-    def const(value):
+    def const(value: float) -> tirx.PrimExpr:
         return tirx.const(value, dtype)
 
     at, size = i.astype(dtype), tirx.const(1, "int64") * extent
@@ -351,10 +353,10 @@ class _Coordinates:
         """Whether samples are moved into the data; for bicubic, the taps are moved instead."""
         return self.method != "bicubic"
 
-    def const(self, value) -> tirx.PrimExpr:
+    def const(self, value: float) -> tirx.PrimExpr:
         return tirx.const(value, self.dtype)
 
-    def at(self, n, *sample) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+    def at(self, n: tirx.PrimExpr, *sample: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
         """Return the coordinate of a sample in the data, and its derivative along the grid."""
         const, size = self.const, self.size
         x = self.grid(n, self.channel, *sample).astype(self.dtype)
@@ -414,7 +416,7 @@ def _taps(
     weights = _WEIGHTS[method]
     batch, sample_shape = grid.shape[0], list(grid.shape[2:])
 
-    def axis(channel, extent):
+    def axis(channel: int, extent: int | tirx.PrimExpr) -> _Axis:
         where = _Coordinates(grid, channel, extent, method, padding_mode, align_corners)
         places = te.compute([batch, *sample_shape], lambda *at: where.at(*at)[0], name="place")
         return _Axis(
@@ -448,12 +450,12 @@ def _weights(
     """
     count = len(axes)
 
-    def element(n, *at):
+    def element(n: tirx.PrimExpr, *at: tirx.PrimExpr) -> tirx.PrimExpr:
         taps, sample = at[:count], (n, *at[count:])
         terms = []
         # Each direction moves the coordinate of one axis.
         for moved in itertools.product(range(count), repeat=len(directions)):
-            factors = [
+            factors: list[Any] = [
                 axis.weight(taps[i], sample, moved.count(i) + (i == extra))
                 for i, axis in enumerate(axes)
             ]
@@ -480,7 +482,15 @@ def _tap_axes(axes: Sequence[_Axis]) -> list[tirx.IterVar]:
     return [te.reduce_axis((0, len(axis.weights)), f"tap{i}") for i, axis in enumerate(axes)]
 
 
-def _read(data, n, channel, axes, taps, sample, dtype) -> tirx.PrimExpr:
+def _read(
+    data: te.Tensor,
+    n: tirx.PrimExpr,
+    channel: tirx.PrimExpr,
+    axes: Sequence[_Axis],
+    taps: Sequence[tirx.PrimExpr],
+    sample: Sequence[tirx.PrimExpr],
+    dtype: str,
+) -> tirx.PrimExpr:
     """Read a tap; 0 for a tap outside the data."""
     at = [axis.position(n, tap, *sample) for axis, tap in zip(axes, taps, strict=True)]
     return tirx.if_then_else(

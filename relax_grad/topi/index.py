@@ -45,7 +45,7 @@ def take(
     index_shape = _index_shape(indices)
     before, behind = axis, axis + len(index_shape)
 
-    def element(*at):
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         where, inside = position(_index_at(indices, at[before:behind]), x.shape[axis], mode)
         return tirx.if_then_else(
             inside, x(*at[:before], where, *at[behind:]), filling(x.dtype, fill)
@@ -91,7 +91,7 @@ def take_backward(
     before, extent, behind = x_shape[:axis], x_shape[axis], x_shape[axis + 1 :]
     chunks = Chunks(behind, [extent], before)
 
-    def body(grad, index, out):
+    def body(grad: tirx.Buffer, index: tirx.Buffer, out: tirx.Buffer) -> None:
         with chunks.tasks() as (outer, chunk):
             with chunks.own(chunk) as at:
                 T.buffer_store(out, tirx.const(0, dtype), [*outer, *at])
@@ -140,7 +140,7 @@ def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -
         if i != axis and not analyzer.can_prove(wanted <= size)
     ]
 
-    def element(*at):
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         where, inside = position(indices(*at), data.shape[axis], "fast")
         inside = tirx.all(inside, *(at[i] < data.shape[i] for i in too_long))
         return tirx.if_then_else(
@@ -174,11 +174,13 @@ def gather_elements_backward_data(
     return scatter(None, [indices], output_grad, places, "add")
 
 
-def _take_one_backward(output_grad, index, x_shape, axis, mode) -> te.Tensor:
+def _take_one_backward(
+    output_grad: te.Tensor, index: te.Tensor | tirx.PrimExpr, x_shape: Shape, axis: int, mode: str
+) -> te.Tensor:
     """Gradient of take with one index: no sum, as each element of the data selects its own
     gradient."""
 
-    def element(*at):
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         where, inside = position(_index_at(index, ()), x_shape[axis], mode)
         return tirx.if_then_else(
             tirx.all(inside, at[axis] == where),

@@ -90,7 +90,7 @@ def index_tensor_backward_data(
 
 
 def _gather(data: te.Tensor, indices: Sequence[te.Tensor], places: Points, fill: str) -> te.Tensor:
-    def element(*at):
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         where, inside = places.locate(indices, at[: places.point_dims])
         inside = tirx.all(inside, *map(tirx.Not, places.outside(at)))
         value = data(*where, *at[places.point_dims :])

@@ -8,7 +8,7 @@ only the extent of the output is needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tvm import te, tirx, topi
 
@@ -93,11 +93,11 @@ def strided_slice(
         for axis, first, stride in zip(axes, begin, strides, strict=True)
     }
 
-    def element(*at):
-        at = list(at)
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
+        place = list(at)
         for axis, (first, stride) in starts.items():
-            at[axis] = first + at[axis] * stride
-        return x(*at)
+            place[axis] = first + at[axis] * stride
+        return x(*place)
 
     return te.compute(output_shape, element, name="strided_slice", tag=topi.tag.INJECTIVE)
 
@@ -130,7 +130,7 @@ def dynamic_strided_slice(
         for axis, extent in enumerate(x.shape)
     ]
 
-    def element(*at):
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         places = [first + k * stride for k, (first, stride) in zip(at, starts, strict=True)]
         inside = [
             condition
@@ -151,7 +151,7 @@ def dynamic_strided_slice_shape(
     if its stride is 0.
     """
 
-    def extent_of(axis, extent):
+    def extent_of(axis: int, extent: tirx.PrimExpr) -> tirx.PrimExpr:
         stride = _bounded_stride(strides(axis), extent)
         span = canonical_index(end(axis), extent, stride) - canonical_index(
             begin(axis), extent, stride
@@ -160,7 +160,7 @@ def dynamic_strided_slice_shape(
         count = tirx.floordiv(forward + tirx.abs(stride) - 1, tirx.max(tirx.abs(stride), 1))
         return tirx.if_then_else(stride == 0, tirx.const(0, "int64"), tirx.max(count, 0))
 
-    def element(i):
+    def element(i: tirx.PrimExpr) -> tirx.PrimExpr:
         result = tirx.const(0, "int64")
         for axis, extent in enumerate(x.shape):
             result = tirx.if_then_else(i == axis, extent_of(axis, extent), result)
@@ -190,7 +190,7 @@ def dynamic_strided_slice_backward_data(
     """
 
     # Separate stages: TVM 0.26 takes minutes to simplify the nested expressions.
-    def stage(name, value):
+    def stage(name: str, value: tirx.PrimExpr) -> tirx.PrimExpr:
         return te.compute((1,), lambda _: value, name=name)(0)
 
     starts = {}
@@ -229,7 +229,12 @@ def _bounded_stride(stride: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimEx
     return tirx.max(tirx.min(stride, bound), -bound)
 
 
-def _slice_backward(output_grad, data_shape, starts, name) -> te.Tensor:
+def _slice_backward(
+    output_grad: te.Tensor,
+    data_shape: Shape,
+    starts: Mapping[int, tuple[tirx.PrimExpr, tirx.PrimExpr]],
+    name: str,
+) -> te.Tensor:
     """Look up each element of the data in the slice; ``starts`` maps axes to begin and stride.
 
     Positions are counted from the lowest element of the slice, which is its last for a negative
@@ -237,8 +242,8 @@ def _slice_backward(output_grad, data_shape, starts, name) -> te.Tensor:
     loop variable, such as ``(3 - i) // 2``.
     """
 
-    def element(*at):
-        at = list(at)
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
+        place = list(at)
         inside = []
         for axis, (begin, stride) in starts.items():
             begin, stride = as_int64(begin), _bounded_stride(stride, data_shape[axis])
@@ -252,10 +257,10 @@ def _slice_backward(output_grad, data_shape, starts, name) -> te.Tensor:
                 tirx.floormod(distance, step) == 0,
                 count <= last,
             ]
-            at[axis] = tirx.if_then_else(falls, last - count, count)
+            place[axis] = tirx.if_then_else(falls, last - count, count)
         if not inside:
-            return output_grad(*at)
+            return output_grad(*place)
         zero = tirx.const(0, output_grad.dtype)
-        return tirx.if_then_else(tirx.all(*inside), output_grad(*at), zero)
+        return tirx.if_then_else(tirx.all(*inside), output_grad(*place), zero)
 
     return te.compute(data_shape, element, name=name, tag=topi.tag.INJECTIVE)

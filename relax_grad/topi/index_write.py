@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._scatter import Elements, nd_points, scan, scatter, tensor_points
+from ._scatter import Elements, Places, nd_points, scan, scatter, tensor_points
 from .position import as_int64
 from .util import Shape, broadcast_index
 
@@ -181,7 +181,7 @@ def slice_scatter(
     axis %= len(data.shape)
     start, step = as_int64(start), as_int64(step)
 
-    def element(*at):
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         offset = as_int64(at[axis]) - start
         k = tirx.floordiv(offset, step)
         written = tirx.all(offset >= 0, tirx.floormod(offset, step) == 0, k < src.shape[axis])
@@ -217,7 +217,7 @@ def slice_scatter_backward_src(
     axis %= len(src_shape)
     start, step = as_int64(start), as_int64(step)
 
-    def element(*at):
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         where = start + as_int64(at[axis]) * step
         inside = tirx.all(where >= 0, where < output_grad.shape[axis])
         value = output_grad(*at[:axis], where, *at[axis + 1 :])
@@ -226,7 +226,9 @@ def slice_scatter_backward_src(
     return te.compute(src_shape, element, name="slice_scatter_backward", tag=topi.tag.INJECTIVE)
 
 
-def _backward_updates(output_grad, indices, places, reduction) -> te.Tensor:
+def _backward_updates(
+    output_grad: te.Tensor, indices: Sequence[te.Tensor], places: Places, reduction: str
+) -> te.Tensor:
     """Run the updates in reverse: each takes its share of the gradient at its element.
 
     The forward operator multiplies the update with its weight, so this multiplies the gradient with

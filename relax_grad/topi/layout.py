@@ -31,7 +31,7 @@ def relayout(tensor: te.Tensor, shape: Shape, layout: str, to: str) -> te.Tensor
     extents = source.extents(tensor.shape)
     filled_up = target.filled_up(extents)
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = target.logical(index)
         value = tensor(*source.stored(at))
         if not filled_up:

@@ -42,7 +42,7 @@ def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) ->
     dtype = accumulation_dtype(operands[0].dtype)
     over = {letter: te.reduce_axis((0, extents[letter]), letter) for letter in summed}
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = {**over, **dict(zip(output, index, strict=True))}
         product = None
         for operand, letters in zip(operands, labels, strict=True):
@@ -112,8 +112,8 @@ def einsum_backward_operand(
         A tensor of shape ``operand_shape`` and the dtype of ``output_grad``.
     """
 
-    def element(*index):
-        at = {}
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
+        at: dict[str, tirx.PrimExpr] = {}
         diagonal = []
         for letter, i in zip(labels, index, strict=True):
             if letter in at:

@@ -57,15 +57,15 @@ def linear_attention(
     dtype = query.dtype
     inputs = [query, key, value, initial, *(x for x in (factors, rate) if x is not None)]
 
-    def body(*buffers):
+    def body(*buffers: tirx.Buffer) -> None:
         q, k, v, start, *others = buffers[: len(inputs)]
         result, states, *sums = buffers[len(inputs) :]
         a = others[0] if factors is not None else None
         b = others[-1] if rate is not None else None
         zero = tirx.const(0, dtype)
 
-        def step(n, t, g, before: Callable):
-            def kept(i, j):
+        def step(n: tirx.PrimExpr, t: tirx.PrimExpr, g: tirx.PrimExpr, before: Callable) -> None:
+            def kept(i: tirx.PrimExpr, j: tirx.PrimExpr) -> tirx.PrimExpr:
                 return before(i, j) if a is None else a[n, t, g, i] * before(i, j)
 
             added = v

@@ -20,7 +20,7 @@ depends on it is NaN. Nothing is read or written at a target that is not a valid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from tvm import te, tirx
@@ -91,7 +91,7 @@ def nll_loss_backward(
     loss = _Loss(predictions, targets, weights, reduction, ignore_index)
     scale = loss.scale(output_grad)
 
-    def partial(*index):
+    def partial(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         class_index = index[loss.class_axis]
         position = [*index[: loss.class_axis], *index[loss.class_axis + 1 :]]
         target = loss.target(position)
@@ -136,8 +136,8 @@ def nll_loss_backward_weights(
     scale = loss.scale(output_grad)
     mean = loss.forward() if reduction == "mean" else None
 
-    def partial(position):
-        def of_class(class_index):
+    def partial(position: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+        def of_class(class_index: tirx.PrimExpr) -> tirx.PrimExpr:
             prediction = loss.prediction(position, class_index)
             return -(prediction if mean is None else prediction + mean()) * scale(position)
 
@@ -146,7 +146,7 @@ def nll_loss_backward_weights(
     # Targets that are not a class have a separate bin: 0 if ignored, NaN if invalid.
     bins = loss.num_classes + 1
 
-    def bin_of(position):
+    def bin_of(position: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
         target = loss.target(position)
         return tirx.if_then_else(
             loss.names_class(target), target, tirx.Cast("int64", loss.num_classes)
@@ -198,7 +198,14 @@ class _Loss:
     """Expressions that the loss and its gradients share: reads at a position, and the two
     reductions."""
 
-    def __init__(self, predictions, targets, weights, reduction, ignore_index):
+    def __init__(
+        self,
+        predictions: te.Tensor,
+        targets: te.Tensor,
+        weights: te.Tensor | None,
+        reduction: str,
+        ignore_index: int,
+    ):
         self.predictions, self.targets, self.weights = predictions, targets, weights
         self.reduction = reduction
         self.ignore_index = tirx.const(int(ignore_index), "int64")
@@ -210,13 +217,15 @@ class _Loss:
     def const(self, value: float) -> tirx.PrimExpr:
         return tirx.const(value, self.dtype)
 
-    def target(self, position) -> tirx.PrimExpr:
+    def target(self, position: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
         return self.targets(*position).astype("int64")
 
     def names_class(self, target: tirx.PrimExpr) -> tirx.PrimExpr:
         return tirx.all(target >= 0, target < self.num_classes)
 
-    def prediction(self, position, class_index: tirx.PrimExpr) -> tirx.PrimExpr:
+    def prediction(
+        self, position: Sequence[tirx.PrimExpr], class_index: tirx.PrimExpr
+    ) -> tirx.PrimExpr:
         index = [*position[: self.class_axis], class_index, *position[self.class_axis :]]
         return self.predictions(*index).astype(self.dtype)
 
@@ -225,7 +234,9 @@ class _Loss:
             return self.const(1)
         return self.weights(class_index).astype(self.dtype)
 
-    def select(self, position, of_class: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> tirx.PrimExpr:
+    def select(
+        self, position: Sequence[tirx.PrimExpr], of_class: Callable[[tirx.PrimExpr], tirx.PrimExpr]
+    ) -> tirx.PrimExpr:
         """Return ``of_class(target)`` for a valid target, evaluated only then; 0 for an ignored
         one, else NaN."""
         target = self.target(position)
@@ -238,7 +249,7 @@ class _Loss:
     def forward(self) -> te.Tensor:
         """Return the loss in the accumulation dtype."""
 
-        def term(*position):
+        def term(*position: tirx.PrimExpr) -> tirx.PrimExpr:
             return self.select(position, lambda c: -self.prediction(position, c) * self.weight(c))
 
         if self.reduction == "none":
@@ -255,7 +266,7 @@ class _Loss:
             self.targets.shape, lambda *position: self.select(position, self.weight), "weight_sum"
         )
 
-    def scale(self, output_grad: te.Tensor) -> Callable[[list], tirx.PrimExpr]:
+    def scale(self, output_grad: te.Tensor) -> Callable[[Sequence[tirx.PrimExpr]], tirx.PrimExpr]:
         """Return a function from a position to the gradient with respect to its
         ``-w[t] * x[p, t]``."""
         if self.reduction == "none":
@@ -286,7 +297,7 @@ def _sum_by_bin(values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr) 
     if on_gpu():
         return _sum_by_bin_in_threads(values, bin_indices, bins)
 
-    def generate(values, bin_indices, sums):
+    def generate(values: tirx.Buffer, bin_indices: tirx.Buffer, sums: tirx.Buffer) -> tirx.Stmt:
         with IRBuilder() as clear, T.serial(bins) as i:
             T.buffer_store(sums, tirx.const(0, sums.dtype), [i])
         with IRBuilder() as sum_up, T.grid(*values.shape) as axes:
@@ -311,7 +322,7 @@ def _sum_by_bin_in_threads(
     bins."""
     chunks = Chunks((), [bins])
 
-    def body(values, bin_indices, sums):
+    def body(values: tirx.Buffer, bin_indices: tirx.Buffer, sums: tirx.Buffer) -> None:
         with chunks.tasks() as (_, own):
             with chunks.own(own) as at:
                 T.buffer_store(sums, tirx.const(0, sums.dtype), at)

@@ -43,7 +43,7 @@ def tile_backward_data(
     summed = [copy for copy in copies if not isinstance(copy, int)]
     dtype = accumulation_dtype(output_grad.dtype)
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         inside = (
             copy * extent + i
             for copy, extent, i in zip(copies[added:], data_shape, index, strict=True)
@@ -80,7 +80,7 @@ def repeat_backward_data(
     dtype = accumulation_dtype(output_grad.dtype)
     copy = te.reduce_axis((0, repeats), "copy")
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         if axis is None:
             at = [_ravel(index, data_shape) * repeats + copy]
         else:
@@ -113,7 +113,7 @@ def repeat(data: te.Tensor, out_shape: Shape, repeats: int, axis: int | None) ->
     if is_empty(out_shape):
         return zeros(out_shape, data.dtype)
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         if axis is None:
             return data(*_unravel(index[0] // repeats, data.shape))
         at = list(index)
@@ -181,7 +181,7 @@ def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
     dtype = accumulation_dtype(data.dtype)
     summed = [te.reduce_axis((0, extent), f"k{i}") for i, extent in enumerate(extents)]
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         over = iter(summed[added:])
         at = [i if keep else next(over) for i, keep in zip(index, kept, strict=True)]
         value = data(*summed[:added], *at).astype(dtype)

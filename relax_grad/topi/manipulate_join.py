@@ -30,8 +30,8 @@ def concat_backward_tensors(
         A tensor for each shape, of the dtype of ``output_grad``.
     """
 
-    def part(shape, begin):
-        def element(*index):
+    def part(shape: Shape, begin: int | tirx.PrimExpr) -> te.Tensor:
+        def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
             at = list(index)
             at[axis] = at[axis] + begin
             return output_grad(*at)
@@ -68,11 +68,11 @@ def split(
         The parts, of the dtype of ``data``.
     """
 
-    def part(shape, begin):
+    def part(shape: Shape, begin: int | tirx.PrimExpr) -> te.Tensor:
         if is_empty(shape):
             return zeros(shape, data.dtype)
 
-        def element(*index):
+        def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
             at = list(index)
             at[axis] = at[axis] + begin
             return data(*at)
@@ -110,7 +110,7 @@ def split_backward_x(
         if not is_empty(grad.shape)
     ]
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         total = tirx.const(0, dtype)
         for grad, begin in parts:
             at = list(index)
@@ -145,7 +145,7 @@ def stack_backward_tensors(output_grad: te.Tensor, axis: int) -> list[te.Tensor]
     if is_empty(shape):
         return [zeros(shape, output_grad.dtype) for _ in range(count)]
 
-    def part(i):
+    def part(i: int) -> te.Tensor:
         return te.compute(
             shape,
             lambda *index: output_grad(*index[:axis], i, *index[axis:]),

@@ -31,7 +31,7 @@ def reverse_sequence(
     """
     extent = data.shape[seq_axis]
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = list(index)
         place = at[seq_axis]
         length = tirx.min(seq_lengths(index[batch_axis]).astype("int64"), extent)
@@ -87,7 +87,7 @@ def pixel_shuffle(data: te.Tensor, upscale_factor: int) -> te.Tensor:
     r = upscale_factor
     *batch, channels, height, width = data.shape
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         *outer, c, h, w = index
         return data(*outer, (c * r + h % r) * r + w % r, h // r, w // r)
 
@@ -122,7 +122,7 @@ def pixel_shuffle_backward_data(
     *_, channels, _, _ = data_shape
     is_whole = isinstance(channels, (int, tirx.IntImm))
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         *outer, c, h, w = index
         place = [*outer, c // (r * r), h * r + c // r % r, w * r + c % r]
         if is_whole:

@@ -169,16 +169,16 @@ def layer_norm_backward_data(
     dtype = accumulation_dtype(data.dtype)
     count, at = count_along(data.shape, axes).astype(dtype), _row_of(axes)
 
-    def g(i):
+    def g(i: Index) -> tirx.PrimExpr:
         return _scaled(output_grad, gamma, i, axes, dtype)
 
-    def z(i):
+    def z(i: Index) -> tirx.PrimExpr:
         return _normalized(data, mean, rstd, i, at(i), dtype)
 
     shift = _row_sums(g, data.shape, axes, "layer_norm_shift")
     twist = _row_sums(lambda i: g(i) * z(i), data.shape, axes, "layer_norm_twist")
 
-    def element(*i):
+    def element(*i: tirx.PrimExpr) -> tirx.PrimExpr:
         # The averages are not tensors: TVM's GPU schedule supports sums and one element-wise
         # result.
         centered = g(i) - shift(*at(i)) / count - z(i) * (twist(*at(i)) / count)
@@ -249,7 +249,7 @@ def rms_norm_backward_data(
     dtype = accumulation_dtype(data.dtype)
     count, at = count_along(data.shape, axes).astype(dtype), _row_of(axes)
 
-    def element(*i):
+    def element(*i: tirx.PrimExpr) -> tirx.PrimExpr:
         z = _normalized(data, None, rstd, i, at(i), dtype)
         g = _scaled(output_grad, weight, i, axes, dtype)
         projected = g - z * (row_sums(*at(i)) / count)
@@ -335,12 +335,12 @@ def _affine_backward(
     dtype = accumulation_dtype(data.dtype)
     count = count_along(data.shape, axes).astype(dtype)
 
-    def small(value, name):
+    def small(value: Callable[[Index], tirx.PrimExpr], name: str) -> te.Tensor:
         """Compute a tensor of the statistics' shape, so that no division remains for each
         element."""
         return te.compute(rstd.shape, lambda *i: value(i), name=f"norm_{name}")
 
-    def factor(i):
+    def factor(i: Index) -> tirx.PrimExpr:
         value = rstd(*i).astype(dtype)
         return value if gamma is None else gamma(channel(i)).astype(dtype) * value
 
@@ -348,7 +348,7 @@ def _affine_backward(
     shift = small(lambda i: mean_grad(*i).astype(dtype) / count, "shift")
     twist = small(lambda i: tirx.const(2, dtype) * variance_grad(*i).astype(dtype) / count, "twist")
 
-    def element(*i):
+    def element(*i: tirx.PrimExpr) -> tirx.PrimExpr:
         row = at(i)
         centered = data(*i).astype(dtype) - mean(*row).astype(dtype)
         scaled = output_grad(*i).astype(dtype) * slope(*row)
@@ -381,7 +381,7 @@ def _row_sums(
     """Return the sum of ``value(index)`` over the axes, which are kept with extent 1."""
     reduced = {axis: te.reduce_axis((0, shape[axis]), f"k{axis}") for axis in sorted(axes)}
 
-    def total(*row):
+    def total(*row: tirx.PrimExpr) -> tirx.PrimExpr:
         i = [reduced.get(axis, row[axis]) for axis in range(len(shape))]
         return te.sum(value(i), list(reduced.values())) if reduced else value(i)
 
@@ -409,7 +409,7 @@ def _sum_of_products(
     dtype = accumulation_dtype(data.dtype, rstd.dtype)
     reduced = [te.reduce_axis((0, data.shape[axis]), f"k{axis}") for axis in summed]
 
-    def total(*out):
+    def total(*out: tirx.PrimExpr) -> tirx.PrimExpr:
         i = [
             out[kept.index(axis)] if axis in kept else reduced[summed.index(axis)]
             for axis in range(len(data.shape))

@@ -51,7 +51,7 @@ def pad(data: te.Tensor, pad_width: Sequence[int], mode: str) -> te.Tensor:
     filled = [data.shape[axis] > 0 for axis in padded if not is_static(data.shape[axis])]
     source = {"reflect": _reflect, "replicate": _replicate, "circular": _circle}[mode]
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = [
             source(place - before, extent) if axis in padded else place - before
             for axis, (place, extent, (before, _)) in enumerate(
@@ -108,34 +108,38 @@ def pad_backward_data(
     return cast(grad, output_grad.dtype)
 
 
-def _reflect(place, extent):
+def _reflect(place: tirx.PrimExpr, extent: int | tirx.PrimExpr) -> tirx.PrimExpr:
     """Reflect a position at the first and the last element, as often as necessary."""
     last = extent - 1
     return last - tirx.abs(last - tirx.floormod(place, at_least_1(2 * last)))
 
 
-def _replicate(place, extent):
+def _replicate(place: tirx.PrimExpr, extent: int | tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.max(tirx.min(place, extent - 1), 0)
 
 
-def _circle(place, extent):
+def _circle(place: tirx.PrimExpr, extent: int | tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.floormod(place, at_least_1(extent))
 
 
-def _crop(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
+def _crop(
+    grad: te.Tensor, axis: int, extent: int | tirx.PrimExpr, before: int, after: int
+) -> te.Tensor:
     """Undo cropping or constant padding: each element has one copy, or none if it was cropped."""
     crops = min(before, after) < 0
     return _along(grad, axis, extent, lambda i, read: read(i + before, crops))
 
 
-def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
+def _unreplicate(
+    grad: te.Tensor, axis: int, extent: int | tirx.PrimExpr, before: int, after: int
+) -> te.Tensor:
     """Undo replication: the first element also sums all positions before it, and the last all after
     it."""
     crops = min(before, after) < 0
     size = grad.shape[axis]
     none = tirx.const(0, accumulation_dtype(grad.dtype))
 
-    def edge(count, start, name):
+    def edge(count: int, start: int | tirx.PrimExpr, name: str) -> te.Tensor:
         place = te.reduce_axis((0, count), name)
         return _along(grad, axis, 1, lambda _, read: te.sum(read(start + place, crops), axis=place))
 
@@ -145,7 +149,7 @@ def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) ->
     if after > 0:
         edges.append((extent - 1, edge(after, size - after, "behind")))
 
-    def element(i, read):
+    def element(i: tirx.PrimExpr, read: Callable[..., tirx.PrimExpr]) -> tirx.PrimExpr:
         value = read(i + before, crops)
         for at, total in edges:
             value += tirx.if_then_else(i == at, read(0, False, total), none)
@@ -154,7 +158,9 @@ def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) ->
     return _along(grad, axis, extent, element)
 
 
-def _uncircle(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
+def _uncircle(
+    grad: te.Tensor, axis: int, extent: int | tirx.PrimExpr, before: int, after: int
+) -> te.Tensor:
     """Undo circular padding: the copies of an element are at multiples of ``extent`` from its own
     position."""
     period = at_least_1(extent)
@@ -162,13 +168,15 @@ def _uncircle(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te
     ahead = (max(after, 0) + period - 1) // period
     turn = te.reduce_axis((0, back + ahead + 1), "turn")
 
-    def element(i, read):
+    def element(i: tirx.PrimExpr, read: Callable[..., tirx.PrimExpr]) -> tirx.PrimExpr:
         return te.sum(read(i + before + (turn - back) * period), axis=turn)
 
     return _along(grad, axis, extent, element)
 
 
-def _unreflect(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
+def _unreflect(
+    grad: te.Tensor, axis: int, extent: int | tirx.PrimExpr, before: int, after: int
+) -> te.Tensor:
     """Undo reflection: the copies of an element are whole periods from its own position and from
     its mirror image.
 
@@ -181,7 +189,7 @@ def _unreflect(grad: te.Tensor, axis: int, extent, before: int, after: int) -> t
     ahead = (max(after, 0) + 2 * last) // period
     turn = te.reduce_axis((0, back + ahead + 1), "turn")
 
-    def element(i, read):
+    def element(i: tirx.PrimExpr, read: Callable[..., tirx.PrimExpr]) -> tirx.PrimExpr:
         origin = before + (turn - back) * period
         inside = tirx.all(i > 0, i < last)
         return te.sum(read(origin + i) + read(origin - i, when=inside), axis=turn)
@@ -189,7 +197,7 @@ def _unreflect(grad: te.Tensor, axis: int, extent, before: int, after: int) -> t
     return _along(grad, axis, extent, element)
 
 
-def _along(grad: te.Tensor, axis: int, extent, element: Callable) -> te.Tensor:
+def _along(grad: te.Tensor, axis: int, extent: int | tirx.PrimExpr, element: Callable) -> te.Tensor:
     """Compute one axis anew, of the given extent.
 
     ``element(i, read)`` returns the value at ``i``. ``read(place, guarded, tensor, when)`` returns
@@ -200,8 +208,13 @@ def _along(grad: te.Tensor, axis: int, extent, element: Callable) -> te.Tensor:
     shape[axis] = extent
     dtype = accumulation_dtype(grad.dtype)
 
-    def compute(*index):
-        def read(place, guarded=True, tensor=grad, when=None):
+    def compute(*index: tirx.PrimExpr) -> tirx.PrimExpr:
+        def read(
+            place: tirx.PrimExpr,
+            guarded: bool = True,
+            tensor: te.Tensor = grad,
+            when: tirx.PrimExpr | None = None,
+        ) -> tirx.PrimExpr:
             at = [*index[:axis], place, *index[axis + 1 :]]
             value = tensor(*at).astype(dtype)
             conditions = [] if when is None else [when]

@@ -82,7 +82,7 @@ def _u64(value: int) -> tirx.PrimExpr:
     return tirx.const(value, "uint64")
 
 
-def _low(value):
+def _low(value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the low halves of numbers of uint64.
 
     They are casts: TVM 0.26 makes a remainder by 2**32 of a mask, whose constant is too large for
@@ -92,7 +92,7 @@ def _low(value):
     return tirx.Cast(wide, tirx.Cast(wide.replace("64", "32"), value))
 
 
-def _high(value):
+def _high(value: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.shift_right(value, _u64(32))
 
 
@@ -243,7 +243,9 @@ def philox_of_parts(form: Form) -> tirx.PrimFunc:
     return builder.get().without_attr("global_symbol")
 
 
-def _drawn(form: Form, seed, stream, row, lane) -> list:
+def _drawn(
+    form: Form, seed: tirx.PrimExpr, stream: tirx.PrimExpr, row: tirx.PrimExpr, lane: tirx.PrimExpr
+) -> list:
     """Emit the numbers of a block of a row, and return them."""
     words = _Words(T.alloc_buffer([4], "uint64", scope="local"))
     block = tirx.Cast("uint64", row) * _u64(LANES) + tirx.Cast("uint64", lane)
@@ -258,10 +260,10 @@ class _Words:
     def __init__(self, buffer: tirx.Buffer):
         self._buffer = buffer
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index: int) -> tirx.PrimExpr:
         return self._buffer[index]
 
-    def __setitem__(self, index: int, value) -> None:
+    def __setitem__(self, index: int, value: tirx.PrimExpr) -> None:
         T.buffer_store(self._buffer, value, [index])
 
 
@@ -289,7 +291,7 @@ def encrypt(
     """
     half = number(32)
 
-    def upper(value):
+    def upper(value: tirx.PrimExpr) -> tirx.PrimExpr:
         return tirx.shift_right(value, half)
 
     keys = [T.Bind(_low(key)), T.Bind(upper(key))]

@@ -59,7 +59,7 @@ def max_pool(
     windows = _Windows.of(order, pool_size, strides, padding, dilation)
     extents, dtype = order.extents(data.shape), accumulation_dtype(data.dtype)
 
-    def largest(*index):
+    def largest(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         taps = windows.taps()
         element = windows.element(order.logical(index), taps)
         value = data(*order.stored(element)).astype(dtype)
@@ -113,7 +113,7 @@ def max_pool_backward(
     last = math.prod(windows.sizes) - 1
     taps = windows.taps()
 
-    def partial(*index):
+    def partial(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = window_layout.stored(windows.spread_index(data_layout.logical(index), taps))
         won = winners(*at) == last - windows.flat(taps)
         return te.sum(tirx.Select(won, grads(*at), tirx.const(0, dtype)), axis=taps)
@@ -155,7 +155,7 @@ def max_pool_jvp(
     windows = _Windows.of(data_layout, pool_size, strides, padding, dilation)
     winner = _winner(windows, data, out_shape, data_layout, window_layout)
 
-    def tangent(*index):
+    def tangent(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         taps = windows.unflat(winner(*index))
         element = windows.element(window_layout.logical(index), taps)
         # The winner is an element of the data, so only a window without a winner needs a guard.
@@ -203,7 +203,7 @@ def avg_pool_backward(
     extents = data_layout.extents(data_shape)
     dtype = accumulation_dtype(output_grad.dtype, out_dtype)
 
-    def share(*index):
+    def share(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         window = window_layout.logical(index)
         return output_grad(*index).astype(dtype) / windows.count(
             window, extents, count_include_pad
@@ -218,7 +218,7 @@ def avg_pool_backward(
     )
     taps = windows.taps()
 
-    def partial(*index):
+    def partial(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = windows.spread_index(data_layout.logical(index), taps)
         return te.sum(shares(*window_layout.stored(at)), axis=taps)
 
@@ -260,7 +260,7 @@ def adaptive_avg_pool_backward(
     outputs = [output_grad.shape[axis] for axis in window_layout.positions(names)]
     dtype = accumulation_dtype(output_grad.dtype, out_dtype)
 
-    def share(*index):
+    def share(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         window = window_layout.logical(index)
         count = tirx.const(1, dtype)
         for name, extent, output in zip(names, extents, outputs, strict=True):
@@ -274,7 +274,7 @@ def adaptive_avg_pool_backward(
         for name, extent, output in zip(names, extents, outputs, strict=True)
     ]
 
-    def partial(*index):
+    def partial(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         at = data_layout.logical(index)
         inside = []
         for name, extent, output, tap in zip(names, extents, outputs, taps, strict=True):
@@ -330,7 +330,14 @@ class _Windows:
     dilation: Sequence[int]
 
     @classmethod
-    def of(cls, layout: Layout, pool_size, strides, padding, dilation) -> _Windows:
+    def of(
+        cls,
+        layout: Layout,
+        pool_size: Sequence[int],
+        strides: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+    ) -> _Windows:
         names = _spatial(layout)
         # block_builder.call_te converts integers to expressions.
         sizes, strides, padding, dilation = (
@@ -458,12 +465,14 @@ def _winner(
     filled_up = out_layout.filled_up(extents)
     number = math.prod(windows.sizes)
 
-    def read(index, taps):
+    def read(
+        index: Sequence[tirx.PrimExpr], taps: Sequence[tirx.PrimExpr]
+    ) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
         element = windows.element(out_layout.logical(index), taps)
         value = data(*layout.stored(element)).astype(dtype)
         return windows.inside(element, extents, filled_up), value
 
-    def largest_number(*index):
+    def largest_number(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         taps = windows.taps()
         inside, value = read(index, taps)
         candidate = tirx.Select(tirx.isnan(value), lowest, value)
@@ -471,7 +480,7 @@ def _winner(
 
     largest = te.compute(out_shape, largest_number, name="max_pool_largest")
 
-    def highest_rank(*index):
+    def highest_rank(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         # The rank of a NaN is number + position, so that the last one wins. The rank of another
         # largest element is number - 1 - position, so that the first one wins.
         taps = windows.taps()

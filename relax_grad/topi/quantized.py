@@ -81,7 +81,7 @@ def _elements(
     width = int(weight.shape[2])
     size = 2 * width if is_packed else width
 
-    def element(row, column) -> tirx.PrimExpr:
+    def element(row: tirx.PrimExpr, column: tirx.PrimExpr) -> tirx.PrimExpr:
         group, at = column // size, column % size
         if is_packed:
             pair = weight(row, group, at // 2).astype("int32")

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
 from ._loops import loops, statements, tasks
 from .util import Shape, is_empty, is_static, zeros
+
+#: Returns the function from a unit to its state before a step, given the buffers of the states
+#: after all steps and of the initial states.
+StepStates: TypeAlias = (
+    "Callable[[tirx.Buffer, tirx.Buffer], Callable[[tirx.PrimExpr], tirx.PrimExpr]]"
+)
 
 
 def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor) -> list[te.Tensor]:
@@ -38,8 +45,16 @@ def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor)
     steps, batch, _ = data.shape
     size = weight.shape[1]
 
-    def body(x, h0, c0, w, states, cells, slopes):
-        def step(t, b, before_in):
+    def body(
+        x: tirx.Buffer,
+        h0: tirx.Buffer,
+        c0: tirx.Buffer,
+        w: tirx.Buffer,
+        states: tirx.Buffer,
+        cells: tirx.Buffer,
+        slopes: tirx.Buffer,
+    ) -> None:
+        def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
             _sums(slopes, x, w, before, (t, b), 4 * size, size)
             with loops([size]) as (j,):
@@ -97,8 +112,16 @@ def gru(
     steps, batch, _ = data.shape
     size = weight.shape[1]
 
-    def body(x, h0, w, own, states, slopes, fresh):
-        def step(t, b, before_in):
+    def body(
+        x: tirx.Buffer,
+        h0: tirx.Buffer,
+        w: tirx.Buffer,
+        own: tirx.Buffer,
+        states: tirx.Buffer,
+        slopes: tirx.Buffer,
+        fresh: tirx.Buffer,
+    ) -> None:
+        def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
             _sums(slopes, None, w, before, (t, b), 3 * size, size)
             with loops([size]) as (j,):
@@ -128,8 +151,10 @@ def _gru_that_resets_first(
     steps, batch, _ = data.shape
     size = weight.shape[1]
 
-    def body(x, h0, w, states, slopes):
-        def step(t, b, before_in):
+    def body(
+        x: tirx.Buffer, h0: tirx.Buffer, w: tirx.Buffer, states: tirx.Buffer, slopes: tirx.Buffer
+    ) -> None:
+        def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
             _sums(slopes, x, w, before, (t, b), 2 * size, size)
             with loops([size]) as (j,):
@@ -138,7 +163,7 @@ def _gru_that_resets_first(
                 for part, value in {0: last * r * (1 - r), 3: z, 4: r}.items():
                     T.buffer_store(slopes, value, [t, b, j + size * part])
 
-            def reset(k):
+            def reset(k: tirx.PrimExpr) -> tirx.PrimExpr:
                 return slopes[t, b, k + size * 4] * before(k)
 
             _sums(slopes, x, w, reset, (t, b), size, size, first=2 * size)
@@ -179,8 +204,8 @@ def rnn(data: te.Tensor, hidden: te.Tensor, weight: te.Tensor, activation: str) 
     """
     steps, batch, size = data.shape
 
-    def body(x, h0, w, states):
-        def step(t, b, before_in):
+    def body(x: tirx.Buffer, h0: tirx.Buffer, w: tirx.Buffer, states: tirx.Buffer) -> None:
+        def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
             _sums(states, x, w, before, (t, b), size, size)
             with loops([size]) as (j,):
@@ -231,11 +256,11 @@ def recurrent_backward(
     of_lstm, resets = parts == 6, parts == 5
     inputs = [output_grad, slopes, weight, *([] if cells_grad is None else [cells_grad])]
 
-    def body(*buffers):
+    def body(*buffers: tirx.Buffer) -> None:
         grad, s, w, *cells = buffers[: len(inputs)]
         gates, states, h0, *c0 = buffers[len(inputs) :]
 
-        def slope(at, part, j):
+        def slope(at: Sequence[tirx.PrimExpr], part: int, j: tirx.PrimExpr) -> tirx.PrimExpr:
             return s[(*at, j + size * part)]
 
         with tasks([batch]) as (b,):
@@ -310,16 +335,16 @@ def recurrent_tangent(
     of_lstm, resets = parts == 6, parts == 5
     inputs = [gates, states, hidden, slopes, weight, *([cell] if of_lstm else [])]
 
-    def body(*buffers):
+    def body(*buffers: tirx.Buffer) -> None:
         x, own, h0, s, w, *c0 = buffers[: len(inputs)]
         result, sums, *cells = buffers[len(inputs) :]
 
-        def step(t, b, before_in):
+        def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(result, h0)
             _sums(sums, x, w, before, (t, b), 2 * size if resets else rows, size)
             if resets:
 
-                def reset(k):
+                def reset(k: tirx.PrimExpr) -> tirx.PrimExpr:
                     return s[t, b, k] * sums[t, b, k] + s[t, b, k + size * 4] * before(k)
 
                 _sums(sums, x, w, reset, (t, b), size, size, first=2 * size)
@@ -347,7 +372,7 @@ def previous_steps(data: te.Tensor, initial: te.Tensor) -> te.Tensor:
     """Return the initial value, and then the values of all steps but the last one, along the first
     axis."""
 
-    def element(t, *index):
+    def element(t: tirx.PrimExpr, *index: tirx.PrimExpr) -> tirx.PrimExpr:
         return tirx.if_then_else(t > 0, data[(tirx.max(t - 1, 0), *index)], initial(*index))
 
     return te.compute(data.shape, element, name="previous_steps", tag=topi.tag.INJECTIVE)
@@ -357,7 +382,7 @@ def next_steps(data: te.Tensor) -> te.Tensor:
     """Return the values of all steps but the first one, and then 0, along the first axis."""
     last = data.shape[0] - 1
 
-    def element(t, *index):
+    def element(t: tirx.PrimExpr, *index: tirx.PrimExpr) -> tirx.PrimExpr:
         value = data[(tirx.min(t + 1, last), *index)]
         return tirx.if_then_else(t < last, value, tirx.const(0, data.dtype))
 
@@ -375,7 +400,7 @@ def _made(
     return statements(body, inputs, [(shape, dtype) for shape in shapes], name)
 
 
-def _each_step(batch, steps, step: Callable) -> None:
+def _each_step(batch: int | tirx.PrimExpr, steps: int | tirx.PrimExpr, step: Callable) -> None:
     """Emit all steps of a sequence, in a separate task.
 
     ``step(t, b, before_in)`` emits one; ``before_in(states, initial)`` is a function of the index
@@ -392,7 +417,16 @@ def _each_step(batch, steps, step: Callable) -> None:
             step(t + 1, b, lambda states, _: lambda j: states[t, b, j])
 
 
-def _sums(target, data, weight, before: Callable, at: tuple, rows, size, first=0) -> None:
+def _sums(
+    target: tirx.Buffer,
+    data: tirx.Buffer | None,
+    weight: tirx.Buffer,
+    before: Callable,
+    at: tuple,
+    rows: int | tirx.PrimExpr,
+    size: int | tirx.PrimExpr,
+    first: int | tirx.PrimExpr = 0,
+) -> None:
     """Emit the sums of the data of a step and the products of the state and the weight, from its
     first row on."""
     with loops([rows]) as (j,):
@@ -405,7 +439,7 @@ def _sums(target, data, weight, before: Callable, at: tuple, rows, size, first=0
             T.buffer_store(target, total, place)
 
 
-def _sigmoid(x):
+def _sigmoid(x: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return ``1 / (1 + exp(-x))`` without an overflow."""
     small = T.bind(tirx.exp(-tirx.abs(x)))
     share = T.bind(1 / (1 + small))

@@ -15,7 +15,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from ._loops import loops
-from .recurrent import _each_step, _made, _sums
+from .recurrent import StepStates, _each_step, _made, _sums
 
 
 class Activation(NamedTuple):
@@ -43,17 +43,17 @@ class _Form(NamedTuple):
     beta: float | None = None
 
 
-def _like(value, x):
+def _like(value: float, x: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a number of the dtype of another one."""
     return tirx.const(value, str(x.ty.dtype))
 
 
-def _softplus(x, alpha, beta):
+def _softplus(x: tirx.PrimExpr, alpha: tirx.PrimExpr, beta: tirx.PrimExpr) -> tirx.PrimExpr:
     positive = x + tirx.log1p(tirx.exp(-x))
     return tirx.if_then_else(x > 0, positive, tirx.log1p(tirx.exp(x)))
 
 
-def _bounded(x, low, high):
+def _bounded(x: tirx.PrimExpr, low: float, high: float) -> tirx.PrimExpr:
     """Return a number within bounds; with the operands in this order, a NaN propagates."""
     low, high = (_like(bound, x) for bound in (low, high))
     return tirx.Min(high, tirx.Max(low, x))
@@ -124,15 +124,17 @@ def lstm_cells(
     f, g = (_function(activation, bound) for activation in activations[:2])
     h = _function(activations[2], None)
 
-    def body(x, h0, c0, w, *others):
+    def body(
+        x: tirx.Buffer, h0: tirx.Buffer, c0: tirx.Buffer, w: tirx.Buffer, *others: tirx.Buffer
+    ) -> None:
         states, cells, sums = others[-3:]
 
-        def step(t, b, before_in):
+        def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             _sums(sums, x, w, before_in(states, h0), (t, b), 4 * size, size)
             with loops([size]) as (j,):
                 last = T.bind(before_in(cells, c0)(j))
 
-                def gate(number, seen):
+                def gate(number: int, seen: tirx.PrimExpr) -> tirx.PrimExpr:
                     """Return a gate, whose peephole sees a cell."""
                     total = sums[t, b, j + size * number]
                     if peepholes is not None:
@@ -192,10 +194,10 @@ def gru_cells(
     size = weight.shape[1]
     f, g = (_function(activation, bound) for activation in activations)
 
-    def body(x, h0, w, *others):
+    def body(x: tirx.Buffer, h0: tirx.Buffer, w: tirx.Buffer, *others: tirx.Buffer) -> None:
         states, sums, resets = others[-3:]
 
-        def step(t, b, before_in):
+        def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
             _sums(sums, x, w, before, (t, b), 2 * size, size)
             if bias is None:
@@ -254,8 +256,10 @@ def rnn_cells(
     steps, batch, size = data.shape
     (f,) = (_function(activation, bound) for activation in activations)
 
-    def body(x, h0, w, states, sums):
-        def step(t, b, before_in):
+    def body(
+        x: tirx.Buffer, h0: tirx.Buffer, w: tirx.Buffer, states: tirx.Buffer, sums: tirx.Buffer
+    ) -> None:
+        def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             _sums(sums, x, w, before_in(states, h0), (t, b), size, size)
             with loops([size]) as (j,):
                 T.buffer_store(states, f(sums[t, b, j]), [t, b, j])
@@ -270,7 +274,7 @@ def _function(activation: Activation, bound: float | None) -> Callable:
     """Return a function that binds the value of an activation, whose operand is bounded."""
     function = ACTIVATIONS[activation.name].function
 
-    def value(x):
+    def value(x: tirx.PrimExpr) -> tirx.PrimExpr:
         x = T.bind(x if bound is None else _bounded(x, -bound, bound))
         alpha, beta = (_like(number, x) for number in activation[1:])
         return T.bind(function(x, alpha, beta))

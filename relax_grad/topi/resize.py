@@ -282,7 +282,7 @@ def resize(
     rules = _axes([data.shape[axis] for axis in spatial], size, data.dtype, **attrs)
     dtype = "float64" if data.dtype == "float64" else "float32"
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         per_axis = [rule.taps(index[axis]) for rule, axis in zip(rules, spatial, strict=True)]
         terms = []
         for taps in itertools.product(*per_axis):
@@ -295,7 +295,7 @@ def resize(
             terms.append(weight.astype(dtype) * data(*at).astype(dtype))
         return functools.reduce(operator.add, terms).astype(out_dtype)
 
-    def cropped(*index):
+    def cropped(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         inside = [rule.inside(index[axis]) for rule, axis in zip(rules, spatial, strict=True)]
         return tirx.if_then_else(
             tirx.all(*inside), element(*index), tirx.const(extrapolation_value, out_dtype)
@@ -353,7 +353,7 @@ def _transpose(grad: te.Tensor, axis: int, rule: Axis, dtype: str) -> te.Tensor:
     count = rule.window_length()
     first = te.compute((rule.extent,), lambda i: rule.window_begin(i), name="first")
 
-    def weight(i, k):
+    def weight(i: tirx.PrimExpr, k: tirx.PrimExpr) -> tirx.PrimExpr:
         x = first(i) + k
         total = functools.reduce(
             operator.add,
@@ -370,7 +370,7 @@ def _transpose(grad: te.Tensor, axis: int, rule: Axis, dtype: str) -> te.Tensor:
     shape[axis] = rule.extent
     k = te.reduce_axis((0, count), "k")
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         i = index[axis]
         at = list(index)
         at[axis] = tirx.min(first(i) + k, rule.size - 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tvm import te, tirx, topi
@@ -16,7 +16,17 @@ from tvm.script.ir_builder import tirx as T
 
 from ..ir.dtypes import accumulation_dtype
 from ._loops import loops, statements, tasks
-from ._regions import LARGEST, batch_of, bins_shape, bounds, place_of, pooled_shape, scatter, table
+from ._regions import (
+    LARGEST,
+    Plane,
+    batch_of,
+    bins_shape,
+    bounds,
+    place_of,
+    pooled_shape,
+    scatter,
+    table,
+)
 from .util import Shape, axes, cast, is_empty, on_gpu, zeros
 
 
@@ -60,7 +70,7 @@ def roi_align(data: te.Tensor, rois: te.Tensor, **attrs: Any) -> te.Tensor:
     dtype = accumulation_dtype(data.dtype, rois.dtype)
     regions = _align(data.shape, rois, attrs)
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         r, c, *bin_ = (index[axis] for axis in at)
         rows, columns = regions.rows[r], regions.columns[r]
         samples = te.reduce_axis((0, rows), "row"), te.reduce_axis((0, columns), "column")
@@ -71,7 +81,7 @@ def roi_align(data: te.Tensor, rois: te.Tensor, **attrs: Any) -> te.Tensor:
 
     pooled = te.compute(shape, element, name="roi_align")
 
-    def filled(*index):
+    def filled(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         r = index[at[0]]
         return tirx.if_then_else(
             tirx.all(regions.rows[r] > 0, regions.columns[r] > 0),
@@ -110,7 +120,16 @@ def roi_align_backward_data(
     if attrs["mode"] == "max":
         positions, weights = _largest_samples(data, regions, attrs, dtype)
 
-        def add_largest(plane, grad, positions, weights, _, r, c, bin_):
+        def add_largest(
+            plane: Plane,
+            grad: tirx.Buffer,
+            positions: tirx.Buffer,
+            weights: tirx.Buffer,
+            _: _Align,
+            r: tirx.PrimExpr,
+            c: tirx.PrimExpr,
+            bin_: Sequence[tirx.PrimExpr],
+        ) -> None:
             value = grad[place_of(at, r, c, *bin_)].astype(dtype)
             for (y, wy), (x, wx) in _corners(positions, weights, (r, c, *bin_)):
                 with T.If(tirx.all(y >= 0, x >= 0)), T.Then():
@@ -120,11 +139,21 @@ def roi_align_backward_data(
         total = scatter(add_largest, inputs, regions, data.shape, attrs, dtype)
         return cast(total, data.dtype)
 
-    def add_bin(plane, grad, regions, r, c, bin_, positions, weights, scratch):
+    def add_bin(
+        plane: Plane,
+        grad: tirx.Buffer,
+        regions: _Align,
+        r: tirx.PrimExpr,
+        c: tirx.PrimExpr,
+        bin_: Sequence[tirx.PrimExpr],
+        positions: tirx.Buffer,
+        weights: tirx.Buffer,
+        scratch: Sequence[tirx.PrimExpr],
+    ) -> None:
         rows, columns = regions.rows[r], regions.columns[r]
         value = grad[place_of(at, r, c, *bin_)].astype(dtype) / (rows * columns).astype(dtype)
 
-        def store(axis, sample):
+        def store(axis: int, sample: tirx.PrimExpr) -> None:
             which, extent = bin_[axis], data.shape[at[2 + axis]]
             _store_taps(regions, axis, r, which, sample, extent, positions, weights, scratch)
 
@@ -169,7 +198,7 @@ def roi_align_jvp(
     regions = _align(data.shape, rois, attrs)
     positions, weights = _largest_samples(data, regions, attrs, dtype)
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         r, c, *bin_ = (index[axis] for axis in at)
         batch, total = regions.batch[r], tirx.const(0, dtype)
         for (y, wy), (x, wx) in _corners(positions, weights, (r, c, *bin_)):
@@ -185,14 +214,14 @@ def _align(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Align:
     """Compute the tables of roi_align."""
     dtype = accumulation_dtype(rois.dtype)
 
-    def const(value):
+    def const(value: float) -> tirx.PrimExpr:
         return tirx.const(value, dtype)
 
-    def length(axis):
+    def length(axis: int) -> te.Tensor:
         """Return a table of the bin length of each region."""
         begin, end = bounds(rois, axis, attrs, dtype)
 
-        def of(r):
+        def of(r: tirx.PrimExpr) -> tirx.PrimExpr:
             total = end(r) - begin(r)
             if not attrs["aligned"]:
                 total = tirx.max(total, const(1))
@@ -200,12 +229,12 @@ def _align(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Align:
 
         return table(rois, of)
 
-    def count(lengths):
+    def count(lengths: te.Tensor) -> te.Tensor:
         """Return a table of the number of samples in a bin of each region."""
         if attrs["sample_ratio"] > 0:
             return table(rois, lambda r: tirx.const(attrs["sample_ratio"], "int64"))
 
-        def of(r):
+        def of(r: tirx.PrimExpr) -> tirx.PrimExpr:
             valid = tirx.all(lengths[r] > const(0), lengths[r] <= const(LARGEST))
             return te.ceil(tirx.Select(valid, lengths[r], const(0))).astype("int64")
 
@@ -217,12 +246,19 @@ def _align(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Align:
     return _Align(batch, *begins, *lengths, *map(count, lengths))
 
 
-def _taps(regions: _Align, axis: int, r, which, sample, extent) -> list[tuple]:
+def _taps(
+    regions: _Align,
+    axis: int,
+    r: tirx.PrimExpr,
+    which: tirx.PrimExpr,
+    sample: tirx.PrimExpr,
+    extent: int | tirx.PrimExpr,
+) -> list[tuple]:
     """Return position, weight and existence of the two elements around a sample along an axis."""
     begin, length, count = (pair[axis][r] for pair in (regions[1:3], regions[3:5], regions[5:7]))
     dtype = regions.top.dtype
 
-    def const(value):
+    def const(value: float) -> tirx.PrimExpr:
         return tirx.const(value, dtype)
 
     at = (begin + which.astype(dtype) * length) + (
@@ -240,7 +276,16 @@ def _taps(regions: _Align, axis: int, r, which, sample, extent) -> list[tuple]:
     ]
 
 
-def _sample(data, regions: _Align, r, c, bin_, samples, at, dtype) -> tirx.PrimExpr:
+def _sample(
+    data: tirx.Buffer | te.Tensor,
+    regions: _Align,
+    r: tirx.PrimExpr,
+    c: tirx.PrimExpr,
+    bin_: Sequence[tirx.PrimExpr],
+    samples: Sequence[tirx.PrimExpr],
+    at: Sequence[int],
+    dtype: str,
+) -> tirx.PrimExpr:
     """Interpolate the data at a sample of a bin; 0 outside."""
     batch = regions.batch[r]
     terms = []
@@ -261,7 +306,16 @@ def _sample(data, regions: _Align, r, c, bin_, samples, at, dtype) -> tirx.PrimE
 
 
 def _store_taps(
-    regions: _Align, axis: int, r, which, sample, extent, positions, weights, at, offset: int = 0
+    regions: _Align,
+    axis: int,
+    r: tirx.PrimExpr,
+    which: tirx.PrimExpr,
+    sample: tirx.PrimExpr,
+    extent: int | tirx.PrimExpr,
+    positions: tirx.Buffer,
+    weights: tirx.Buffer,
+    at: Sequence[tirx.PrimExpr],
+    offset: int = 0,
 ) -> None:
     """Store the elements around a sample along an axis: two positions, -1 for none, and weights.
 
@@ -274,7 +328,12 @@ def _store_taps(
         T.buffer_store(weights, weight.astype(weights.dtype), [*at, i])
 
 
-def _corners(positions, weights, at, offset: int = 0) -> Iterator[tuple]:
+def _corners(
+    positions: tirx.Buffer | te.Tensor,
+    weights: tirx.Buffer | te.Tensor,
+    at: Sequence[tirx.PrimExpr],
+    offset: int = 0,
+) -> Iterator[tuple]:
     """Yield row and column of the four elements around a sample, each with its weight."""
     rows, columns = (
         [(positions[(*at, offset + i)], weights[(*at, offset + i)]) for i in pair]
@@ -296,7 +355,7 @@ def _largest_samples(
     at = axes(attrs["layout"], "NCHW")
     shape = bins_shape(data.shape, regions, attrs)
 
-    def body(data, *buffers):
+    def body(data: tirx.Buffer, *buffers: tirx.Buffer) -> None:
         count = len(_Align._fields)
         tables, (positions, weights, *best) = buffers[:count], buffers[count:]
         regions = _Align(*tables)

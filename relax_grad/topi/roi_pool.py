@@ -5,6 +5,7 @@ The result is the largest element of each bin of a region.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tvm import te, tirx, topi
@@ -14,6 +15,7 @@ from ..ir.dtypes import accumulation_dtype
 from ._loops import loops, statements, tasks
 from ._regions import (
     LARGEST,
+    Plane,
     batch_of,
     bins_shape,
     bounds,
@@ -64,7 +66,7 @@ def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs: Any) -> te.Tensor:
         return roi_pool_jvp(data, data, rois, **attrs)
     regions = _pool(data.shape, rois, attrs)
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         r, c, ph, pw = (index[axis] for axis in at)
         y = te.reduce_axis((regions.top[r, ph], regions.bottom[r, ph]), "y")
         x = te.reduce_axis((regions.left[r, pw], regions.right[r, pw]), "x")
@@ -72,7 +74,7 @@ def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs: Any) -> te.Tensor:
 
     pooled = te.compute(shape, element, name="roi_pool")
 
-    def filled(*index):
+    def filled(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         r, _, ph, pw = (index[axis] for axis in at)
         filled = tirx.all(
             regions.batch[r] >= 0,
@@ -110,7 +112,15 @@ def roi_pool_backward_data(
     width = spatial(data.shape, at)[1]
     inputs = [output_grad, _largest_element(data, regions, attrs)]
 
-    def add_bin(plane, grad, winner, _, r, c, bin_):
+    def add_bin(
+        plane: Plane,
+        grad: tirx.Buffer,
+        winner: tirx.Buffer,
+        _: _Pool,
+        r: tirx.PrimExpr,
+        c: tirx.PrimExpr,
+        bin_: Sequence[tirx.PrimExpr],
+    ) -> None:
         which = winner[(r, c, *bin_)]
         with T.If(which >= 0), T.Then():
             y, x = row_and_column(which, width)
@@ -142,7 +152,7 @@ def roi_pool_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs
     winner = _largest_element(data, regions, attrs)
     width = spatial(data.shape, at)[1]
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         r, c, *bin_ = (index[axis] for axis in at)
         which = winner[(r, c, *bin_)]
         y, x = row_and_column(tirx.max(which, 0), width)
@@ -156,25 +166,27 @@ def _pool(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Pool:
     """Compute the tables of roi_pool."""
     dtype = accumulation_dtype(rois.dtype)
 
-    def const(value):
+    def const(value: float) -> tirx.PrimExpr:
         return tirx.const(value, dtype)
 
-    def whole(value):
+    def whole(value: tirx.PrimExpr) -> tirx.PrimExpr:
         """Cast a float to an integer; a value that is too large, or NaN, becomes a bound."""
         valid = tirx.all(value > const(-LARGEST), value < const(LARGEST))
         bound = tirx.Select(value > const(0), const(LARGEST), const(-LARGEST))
         return tirx.Select(valid, value, bound).astype("int64")
 
-    def edges(axis, extent):
+    def edges(axis: int, extent: int | tirx.PrimExpr) -> tuple[te.Tensor, te.Tensor]:
         """Return the tables of the begin and the end of each bin."""
 
-        def rounded_bound(bound):
+        def rounded_bound(bound: Callable[..., tirx.PrimExpr]) -> te.Tensor:
             return table(rois, lambda r: whole(te.floor(bound(r) + const(0.5))))
 
         first, last = map(rounded_bound, bounds(rois, axis, attrs, dtype))
         bins = attrs["pooled_size"][axis]
 
-        def edge(r, number, rounded):
+        def edge(
+            r: tirx.PrimExpr, number: tirx.PrimExpr, rounded: Callable[..., tirx.PrimExpr]
+        ) -> tirx.PrimExpr:
             length = tirx.max(last[r] - first[r] + 1, 1).astype(dtype)
             offset = whole(rounded(number.astype(dtype) * (length / const(bins))))
             return tirx.max(tirx.min(first[r] + offset, extent), 0)
@@ -196,11 +208,12 @@ def _largest_element(data: te.Tensor, regions: _Pool, attrs: dict) -> te.Tensor:
     shape = bins_shape(data.shape, regions, attrs)
     width = spatial(data.shape, at)[1]
 
-    def body(data, *buffers):
+    def body(data: tirx.Buffer, *buffers: tirx.Buffer) -> None:
         count = len(_Pool._fields)
         tables, (winner, *best) = buffers[:count], buffers[count:]
         regions = _Pool(*tables)
         with tasks(shape[:2], shape[2:]) as (r, c, ph, pw):
+            own: tuple[tirx.PrimExpr | int, ...]
             place = own = (r, c, ph, pw)
             if on_gpu():
                 best, own = [T.alloc_buffer([1], data.dtype, scope="local", layout=None)], (0,)

@@ -7,6 +7,8 @@ each element depends on the previous one, so nothing is parallel along the axis.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
@@ -49,7 +51,12 @@ def linear_scan(
     first = tirx.const(1 if increment is None else 0, dtype)
     zero, largest = tirx.const(0, dtype), tirx.max_value(dtype)
 
-    def step(buffers, state, before, _):
+    def step(
+        buffers: Sequence[tirx.Buffer],
+        state: tirx.PrimExpr,
+        before: Sequence[tirx.PrimExpr],
+        _: Sequence[tirx.PrimExpr],
+    ) -> tirx.PrimExpr:
         factor = buffers[0][before].astype(dtype)
         is_lost = tirx.And(factor == zero, tirx.abs(state) > largest)
         value = tirx.Select(is_lost, zero, state * factor)
@@ -85,10 +92,15 @@ def cumsum_backward_data(
     """
     dtype = accumulation_dtype(output_grad.dtype)
 
-    def step(buffers, state, before, here):
+    def step(
+        buffers: Sequence[tirx.Buffer],
+        state: tirx.PrimExpr,
+        before: Sequence[tirx.PrimExpr],
+        here: Sequence[tirx.PrimExpr],
+    ) -> tirx.PrimExpr:
         return state + buffers[0][before if exclusive else here].astype(dtype)
 
-    def first(buffers, here):
+    def first(buffers: Sequence[tirx.Buffer], here: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
         return tirx.const(0, dtype) if exclusive else buffers[0][here].astype(dtype)
 
     along = 0 if axis is None else axis % len(data_shape)
@@ -97,7 +109,15 @@ def cumsum_backward_data(
     return topi.reshape(total, data_shape) if axis is None else total
 
 
-def _scan(inputs, step, first, axis: int, reverse: bool, dtype: str, name: str) -> te.Tensor:
+def _scan(
+    inputs: list[te.Tensor],
+    step: Callable[..., tirx.PrimExpr],
+    first: Callable[..., tirx.PrimExpr],
+    axis: int,
+    reverse: bool,
+    dtype: str,
+    name: str,
+) -> te.Tensor:
     """Scan tensors of one shape along an axis.
 
     Parameters
@@ -116,11 +136,13 @@ def _scan(inputs, step, first, axis: int, reverse: bool, dtype: str, name: str) 
     outer, extent, behind = shape[:axis], shape[axis], shape[axis + 1 :]
     chunks = Chunks(behind, before=outer)
 
-    def body(*buffers):
+    def body(*buffers: tirx.Buffer) -> None:
         *data, out = buffers
         with chunks.tasks() as (at_outer, chunk):
 
-            def index(i, at):
+            def index(
+                i: int | tirx.PrimExpr, at: Sequence[tirx.PrimExpr]
+            ) -> tuple[tirx.PrimExpr, ...]:
                 return (*at_outer, extent - 1 - i if reverse else i, *at)
 
             with T.If(extent > 0), T.Then():

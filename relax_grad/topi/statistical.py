@@ -65,11 +65,11 @@ def median(x: te.Tensor, axes: Sequence[int], out_shape: Shape) -> tuple[te.Tens
     rows = topi.reshape(topi.transpose(x, [*kept, *axes]), [*kept_shape, count])
     order = topi.argsort(rows, axis=len(kept), dtype="int64")
 
-    def middle(*at):
+    def middle(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         index = order(*at, tirx.floordiv(count - 1, 2))
         return tirx.if_then_else(count > 0, index, tirx.const(0, "int64"))
 
-    def element(*at):
+    def element(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         value = rows(*at, index(*at))
         return tirx.if_then_else(count > 0, value, tirx.const(of_nothing, x.dtype))
 
@@ -112,7 +112,7 @@ def mean_backward_x(
     dtype = accumulation_dtype(output_grad.dtype)
     count = count_along(x_shape, axes)
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         if keepdims:
             at = [0 if axis in axes else i for axis, i in enumerate(index)]
         else:

@@ -167,16 +167,16 @@ def spread(
     for axis, extent in zip(spatial_axes, extents, strict=True):
         shape[axis] = extent
 
-    def element(*index):
-        index = list(index)
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
+        at = list(index)
         inside = []
         for axis, origin, step in zip(spatial_axes, origins, steps, strict=True):
-            offset = index[axis] - origin
-            index[axis] = offset // step
-            inside += [offset >= 0, index[axis] < tensor.shape[axis]]
+            offset = at[axis] - origin
+            at[axis] = offset // step
+            inside += [offset >= 0, at[axis] < tensor.shape[axis]]
             if step != 1:
                 inside.append(offset % step == 0)
-        value = tensor(*index).astype(dtype)
+        value = tensor(*at).astype(dtype)
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(fill, dtype))
 
     return te.compute(shape, element, name=f"{tensor.op.name}_spread", tag=topi.tag.INJECTIVE)

@@ -12,7 +12,15 @@ from tvm.relax import op
 from .._util import const_like, widen
 
 
-def lstm_slopes(ctx, data, before, last, cells, weight, grad):
+def lstm_slopes(
+    ctx: relax.BlockBuilder,
+    data: relax.Expr,
+    before: relax.Expr,
+    last: relax.Expr,
+    cells: relax.Expr,
+    weight: relax.Expr,
+    grad: relax.Expr,
+) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
     """Return the gradients of the sums, the cells before and after each step, from the
     gradient of the slopes."""
     sums = gate_sums(ctx, data, before, weight)
@@ -23,13 +31,13 @@ def lstm_slopes(ctx, data, before, last, cells, weight, grad):
     last = wide(ctx, last)
     of_i, of_f, of_g, of_o, of_keep, of_cell = parts_of(ctx, wide(ctx, grad), 6)
 
-    def emit(x):
+    def emit(x: relax.Expr) -> relax.Expr:
         return ctx.emit(x)
 
-    def slope(s):
+    def slope(s: relax.Expr) -> relax.Expr:
         return emit(op.multiply(s, op.subtract(one, s)))
 
-    def bend(s):
+    def bend(s: relax.Expr) -> relax.Expr:
         return emit(op.subtract(one, op.add(s, s)))
 
     di, df, do = map(slope, (i, f, o))
@@ -45,7 +53,15 @@ def lstm_slopes(ctx, data, before, last, cells, weight, grad):
     return joined(ctx, slopes), emit(_times(of_f, df)), emit(new)
 
 
-def gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
+def gru_slopes(
+    ctx: relax.BlockBuilder,
+    data: relax.Expr,
+    before: relax.Expr,
+    weight: relax.Expr,
+    bias: relax.Expr,
+    slopes_grad: relax.Expr,
+    fresh_grad: relax.Expr,
+) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
     """Return the gradients of the data, of the products, and of the states before each step, from
     the gradients of the slopes."""
     before = wide(ctx, before)
@@ -80,7 +96,14 @@ def gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
     return joined(ctx, [*of_sums[:2], inner]), joined(ctx, of_sums), emit(_times(of_z, dz))
 
 
-def reset_slopes(ctx, data, before, slopes, weight, slopes_grad):
+def reset_slopes(
+    ctx: relax.BlockBuilder,
+    data: relax.Expr,
+    before: relax.Expr,
+    slopes: relax.Expr,
+    weight: relax.Expr,
+    slopes_grad: relax.Expr,
+) -> tuple[relax.Expr, relax.Expr]:
     """Return the gradients of the sums and of the states before each step of a GRU that resets
     first."""
     before, data = wide(ctx, before), wide(ctx, data)
@@ -102,35 +125,37 @@ def reset_slopes(ctx, data, before, slopes, weight, slopes_grad):
     return joined(ctx, [r_grad, z_grad, n_grad]), emit(op.add(_times(of_r, dr), _times(of_z, dz)))
 
 
-def reset_weight(ctx, weight):
+def reset_weight(ctx: relax.BlockBuilder, weight: relax.Expr) -> relax.Expr:
     """Return the rows of the weight for the gate n."""
     return ctx.emit(relax.TupleGetItem(ctx.emit(op.split(weight, 3, 0)), 2))
 
 
-def _times(*factors):
+def _times(*factors: relax.Expr) -> relax.Expr:
     """Return the product of factors."""
     return functools.reduce(op.multiply, factors)
 
 
-def elements(ctx, tuple_, count: int) -> list[relax.Expr]:
+def elements(ctx: relax.BlockBuilder, tuple_: relax.Expr, count: int) -> list[relax.Expr]:
     return [ctx.emit(relax.TupleGetItem(tuple_, i)) for i in range(count)]
 
 
-def parts_of(ctx, tensor, count: int) -> list[relax.Expr]:
+def parts_of(ctx: relax.BlockBuilder, tensor: relax.Expr, count: int) -> list[relax.Expr]:
     """Return the parts of a tensor along its last axis."""
     return [tensor] if count == 1 else elements(ctx, ctx.emit(op.split(tensor, count, 2)), count)
 
 
-def joined(ctx, parts: Sequence[relax.Expr]):
+def joined(ctx: relax.BlockBuilder, parts: Sequence[relax.Expr]) -> relax.Expr:
     parts = [ctx.emit(part) for part in parts]
     return parts[0] if len(parts) == 1 else ctx.emit(op.concat(parts, 2))
 
 
-def wide(ctx, expr):
+def wide(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
     return ctx.emit(widen(expr))
 
 
-def gate_sums(ctx, data, before, weight):
+def gate_sums(
+    ctx: relax.BlockBuilder, data: relax.Expr | None, before: relax.Expr, weight: relax.Expr
+) -> relax.Expr:
     """Return the sums of the gates, in float32 at least."""
     turned = ctx.emit(op.permute_dims(wide(ctx, weight), [1, 0]))
     product = ctx.emit(op.matmul(wide(ctx, before), turned))

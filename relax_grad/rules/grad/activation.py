@@ -24,7 +24,7 @@ def log_softmax_backward(
     axis = int(orig_call.attrs.axis)
     grad, wide_dy, wide_y = (ctx.emit(widen(tensor)) for tensor in (output_grad, dy, y))
 
-    def total(expr):
+    def total(expr: relax.Expr) -> relax.Expr:
         return op.sum(expr, axis, keepdims=True)
 
     along = ctx.emit(op.multiply(grad, op.exp(wide_y)))
@@ -50,7 +50,7 @@ def softmax_backward(
     axis = int(orig_call.attrs.axis)
     grad, wide_dy, wide_y = (ctx.emit(widen(tensor)) for tensor in (output_grad, dy, y))
 
-    def total(expr):
+    def total(expr: relax.Expr) -> relax.Expr:
         return op.sum(op.multiply(expr, wide_y), axis, keepdims=True)
 
     y_grad = op.subtract(

@@ -152,7 +152,13 @@ def attention_backward(
     return _second(forward_of(orig_call), grad, output, output_grad, ctx)
 
 
-def _second(forward, grad, output, output_grad, ctx):
+def _second(
+    forward: relax.Call,
+    grad: relax.Expr,
+    output: relax.Expr,
+    output_grad: relax.Expr,
+    ctx: relax.BlockBuilder,
+) -> list[relax.Expr]:
     """Return the partials of the gradient of an attention: of ``grad``, ``output``, queries, keys,
     values, and of the bias if there is one."""
     query, key, value = forward.args[:3]
@@ -161,22 +167,22 @@ def _second(forward, grad, output, output_grad, ctx):
     parts = take_apart(ctx, forward)
     weights, scale = parts.weights, parts.scale
 
-    def wide(expr):
+    def wide(expr: relax.Expr) -> relax.Expr:
         return ctx.emit(op.astype(expr, dtype_of(weights)))
 
-    def turned(expr):
+    def turned(expr: relax.Expr) -> relax.Expr:
         return op.permute_dims(expr, [0, 1, 3, 2])
 
-    def by_position(expr):
+    def by_position(expr: relax.Expr) -> relax.Expr:
         return ctx.emit(op.permute_dims(wide(expr), [0, 2, 1, 3]))
 
-    def by_feature(expr):
+    def by_feature(expr: relax.Expr) -> relax.Expr:
         return for_heads(ctx, ctx.emit(op.permute_dims(wide(expr), [0, 2, 3, 1])), heads)
 
-    def over_keys(expr):
+    def over_keys(expr: relax.Expr) -> relax.Expr:
         return ctx.emit(op.sum(expr, [3], keepdims=True))
 
-    def of_keys(expr, like):
+    def of_keys(expr: relax.Expr, like: relax.Expr) -> relax.Expr:
         return op.permute_dims(own_heads(ctx, expr, like, heads), [0, 3, 1, 2])
 
     query_twist, key_twist, value_twist = (
@@ -187,7 +193,7 @@ def _second(forward, grad, output, output_grad, ctx):
     keys, values = (for_heads(ctx, tensor, heads) for tensor in (parts.key, parts.value))
     g, queries = by_position(grad), turned(parts.query)
 
-    def dropped(expr):
+    def dropped(expr: relax.Expr) -> relax.Expr:
         return parts.dropped(ctx, expr if isinstance(expr, relax.Var) else ctx.emit(expr))
 
     weights_grad = dropped(op.matmul(g, values))

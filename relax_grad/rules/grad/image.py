@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 from tvm.relax.op import grad as backward
 
@@ -13,11 +15,11 @@ from .._linear import register_linear
 from .._util import dtype_of, no_grad, shape_arg
 
 
-def _register_resize(forward) -> None:
+def _register_resize(forward: Callable[..., relax.Expr]) -> None:
     """Register the gradient of the backward operator of a resize operator, given by its builder."""
     name = forward.__name__
 
-    def transpose(grad, call):
+    def transpose(grad: relax.Expr, call: relax.Call) -> relax.Expr:
         dy, _, size = call.args
         attrs = {**resize_attrs(call), "extrapolation_value": 0.0}
         return forward(grad, size, **attrs, out_dtype=dtype_of(dy))
@@ -83,7 +85,7 @@ def grid_sample_backward_data(
     dy, data_shape, grid, *_ = orig_call.args
     directions, attrs = _directions(orig_call, 3), grid_sample_attrs(orig_call)
 
-    def of_grid(directions):
+    def of_grid(directions: list[relax.Expr]) -> relax.Expr:
         return backward.grid_sample_backward_grid(dy, output_grad, grid, directions, **attrs)
 
     partials = [
@@ -125,13 +127,15 @@ def grid_sample_backward_grid(
     )
 
 
-def _directions(call, index: int) -> list[relax.Expr]:
+def _directions(call: relax.Call, index: int) -> list[relax.Expr]:
     """Return the directions of a call: the fields of the tuple at argument ``index``, if it is
     present."""
     return tuple_fields(call.args[index]) if len(call.args) > index else []
 
 
-def _of_directions(directions, partial_without) -> list[relax.Expr]:
+def _of_directions(
+    directions: list[relax.Expr], partial_without: Callable[[list[relax.Expr]], relax.Expr]
+) -> list[relax.Expr]:
     """Return the partial of the argument that holds the directions, if there is one.
 
     The derivative is linear in each direction. The partial of a direction takes the other

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 
 from ...registry import register_gradient
 from .._linear import register_linear
 from .._util import no_grad
-from ..index_write import elements_writer, nd_writer, put_writer
+from ..index_write import Writer, elements_writer, nd_writer, put_writer
 
 
-def _register_updates(forward: str, updates: str, arguments: str, writer, reduction) -> None:
+def _register_updates(
+    forward: str,
+    updates: str,
+    arguments: str,
+    writer: Callable[[relax.Call], Writer],
+    reduction: Callable[[relax.Call], str],
+) -> None:
     """Register the gradient of an operator that returns the gradient of updates: a write into
     zeros.
 
@@ -18,7 +26,7 @@ def _register_updates(forward: str, updates: str, arguments: str, writer, reduct
     ``writer`` and ``reduction`` are functions of a call of the operator.
     """
 
-    def transpose(grad, call):
+    def transpose(grad: relax.Expr, call: relax.Call) -> relax.Expr:
         return writer(call).write(relax.op.zeros_like(call.args[0]), grad, reduction(call))
 
     op_name = f"{forward}_backward_{updates}"
@@ -104,11 +112,18 @@ def scatter_nd_scan_reverse(
     return _scan(nd_writer(orig_call.args[1]), orig_var, orig_call, output_grad, ctx, reverse=True)
 
 
-def _scan(writer, states, call, output_grad, ctx, reverse):
+def _scan(
+    writer: Writer,
+    states: relax.Expr,
+    call: relax.Call,
+    output_grad: relax.Expr,
+    ctx: relax.BlockBuilder,
+    reverse: bool,
+) -> list[relax.Expr]:
     start, indices, factors, *terms = call.args
     zeros = ctx.emit(relax.op.zeros_like(start))
-    through = ctx.emit(writer.scan(zeros, factors, output_grad, not reverse))
-    gains = writer.scan(relax.op.ones_like(start), factors, None, reverse)
+    through = ctx.emit(writer.scan(zeros, factors, output_grad, not reverse))  # type: ignore[misc]
+    gains = writer.scan(relax.op.ones_like(start), factors, None, reverse)  # type: ignore[misc]
     return [
         writer.write(zeros, relax.op.multiply(output_grad, gains), "add"),
         no_grad(indices),

@@ -78,7 +78,7 @@ def nll_loss_backward_weights(
     summed = {**attrs, "reduction": "sum"}
     ones = ctx.normalize(relax.op.ones_like(x))
 
-    def sum_over_targets(class_values):
+    def sum_over_targets(class_values: relax.Expr) -> relax.Expr:
         return relax.op.negative(nll_loss(ones, targets, class_values, **summed))
 
     slope = relax.op.sum(

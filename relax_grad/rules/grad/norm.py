@@ -205,7 +205,7 @@ def group_norm_statistics(
     check_channels(data, channel)
     axes, groups = _axes(orig_call, 0), int(orig_call.attrs.num_groups)
 
-    def share(expr):
+    def share(expr: relax.Expr) -> relax.Expr:
         return average_in_groups(ctx, expr, channel, groups)
 
     return _of_statistics(orig_var, orig_call, output_grad, ctx, axes, _of_rows(ctx, axes), share)
@@ -334,7 +334,7 @@ def _of_affine(
     scale = call.attrs.scale
     h, r = ctx.emit(widen(output_grad)), ctx.emit(widen(rstd))
 
-    def per_element(expr):
+    def per_element(expr: relax.Expr) -> relax.Expr:
         return _per_element(ctx, expr, x, axes)
 
     factor = None
@@ -380,13 +380,13 @@ def _of_data_of_rows(
     """
     ndim, axes, emit = x.ty.ndim, _axes(call), ctx.emit
 
-    def average(expr):
+    def average(expr: relax.Expr) -> relax.Expr:
         return average_over(ctx, expr, axes)
 
-    def total(expr):
+    def total(expr: relax.Expr) -> relax.Expr:
         return op.sum(expr, axes, keepdims=True) if axes else expr
 
-    def scaled(expr):
+    def scaled(expr: relax.Expr) -> relax.Expr:
         return expr if gamma is None else emit(op.multiply(expr, factor))
 
     factor = None if gamma is None else spread(ctx, gamma, axes, ndim)
@@ -397,7 +397,7 @@ def _of_data_of_rows(
     h, g = emit(op.multiply(u, r)), scaled(wide_dy)
     of_g, of_h = average(op.multiply(g, z)), average(op.multiply(h, z))
 
-    def projected(expr, twist):
+    def projected(expr: relax.Expr, twist: relax.Expr) -> relax.Expr:
         expr = expr if mean is None else op.subtract(expr, average(expr))
         return emit(op.subtract(expr, op.multiply(z, twist)))
 

@@ -7,8 +7,9 @@ does not ask for it does not compute it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 from tvm.relax.op import grad as backward
 
@@ -56,7 +57,14 @@ def quantized_matmul_backward_data(
     ]
 
 
-def _weight_partials(ctx, rows, columns, weight, scale, zero_point) -> list[relax.Expr]:
+def _weight_partials(
+    ctx: relax.BlockBuilder,
+    rows: relax.Expr,
+    columns: relax.Expr,
+    weight: relax.Expr,
+    scale: relax.Expr,
+    zero_point: Sequence[relax.Expr],
+) -> list[relax.Expr]:
     """Return the partials of the weight, its scales and its zero points, whose gradient is
     ``rows^T @ columns``."""
     groups, wide = Groups.of(weight), wide_dtype(rows)
@@ -64,7 +72,7 @@ def _weight_partials(ctx, rows, columns, weight, scale, zero_point) -> list[rela
     inputs = int(shape_of(columns)[-1])
     *outer, _ = shape_of(rows)
 
-    def flat(factor, extent):
+    def flat(factor: relax.Expr, extent: int | tirx.PrimExpr) -> relax.Expr:
         return op.reshape(_cast(ctx, factor, wide), [math.prod(outer), extent])
 
     product = ctx.normalize(op.matmul(op.permute_dims(flat(rows, outputs)), flat(columns, inputs)))
@@ -87,7 +95,7 @@ def _weight_partials(ctx, rows, columns, weight, scale, zero_point) -> list[rela
     return partials
 
 
-def _numbers(ctx, weight: relax.Expr, groups: Groups, dtype: str) -> relax.Expr:
+def _numbers(ctx: relax.BlockBuilder, weight: relax.Expr, groups: Groups, dtype: str) -> relax.Expr:
     """Return the numbers of a weight, ``(outputs, groups, size)``."""
     if dtype_of(weight) == "uint8":
         low = op.bitwise_and(weight, relax.const(15, "uint8"))
@@ -96,5 +104,5 @@ def _numbers(ctx, weight: relax.Expr, groups: Groups, dtype: str) -> relax.Expr:
     return ctx.normalize(op.astype(weight, dtype))
 
 
-def _cast(ctx, value: relax.Expr, dtype: str) -> relax.Expr:
+def _cast(ctx: relax.BlockBuilder, value: relax.Expr, dtype: str) -> relax.Expr:
     return value if dtype_of(value) == dtype else ctx.normalize(op.astype(value, dtype))

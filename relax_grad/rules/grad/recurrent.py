@@ -164,7 +164,13 @@ def rnn_relu(
     return _rnn(orig_var, orig_call, output_grad, ctx, slopes)
 
 
-def _rnn(orig_var, orig_call, output_grad, ctx, slopes):
+def _rnn(
+    orig_var: relax.Var,
+    orig_call: relax.Call,
+    output_grad: relax.Expr,
+    ctx: relax.BlockBuilder,
+    slopes: relax.Expr,
+) -> list[relax.Expr]:
     _, hidden, weight = orig_call.args
     gates, _, hidden_grad = _backward(ctx, output_grad, ctx.emit(slopes), weight)
     before = _before(ctx, orig_var, hidden)
@@ -301,11 +307,15 @@ class _Extra:
         The contributions to the gradients of the sums, and of the initial states.
     """
 
-    def __init__(self, ctx, weight, slopes=None):
+    def __init__(
+        self, ctx: relax.BlockBuilder, weight: relax.Expr, slopes: relax.Expr | None = None
+    ):
         self._ctx, self._weight, self._slopes = ctx, weight, slopes
         self.sums = self.hidden = self.cell = None
 
-    def through(self, sums, states_grad, before_grad=None):
+    def through(
+        self, sums: relax.Expr, states_grad: relax.Expr, before_grad: relax.Expr | None = None
+    ) -> relax.Expr:
         """Note the gradient of the sums, and return the states' gradient with its contribution.
 
         ``before_grad`` is a further gradient of the states before each step.
@@ -320,7 +330,7 @@ class _Extra:
         self.hidden = _at_start(ctx, hidden)
         return _added(ctx, states_grad, _after(ctx, hidden))
 
-    def _through_reset(self, sums):
+    def _through_reset(self, sums: relax.Expr) -> tuple[relax.Expr, relax.Expr]:
         """Return the gradients of the sums, with r's through the reset state, and of the
         states before."""
         ctx = self._ctx
@@ -334,11 +344,13 @@ class _Extra:
         product = ctx.emit(op.add(product, op.multiply(kept, reset)))
         return joined(ctx, [of_r, of_z, of_n]), product
 
-    def added(self, grad, contribution):
+    def added(self, grad: relax.Expr, contribution: relax.Expr | None) -> relax.Expr:
         return grad if contribution is None else _added(self._ctx, grad, contribution)
 
 
-def _reset_tangent(ctx, sums, before, slopes):
+def _reset_tangent(
+    ctx: relax.BlockBuilder, sums: relax.Expr, before: relax.Expr, slopes: relax.Expr
+) -> relax.Expr:
     """Return the derivative of the reset state along a direction."""
     slope, *_, kept = parts_of(ctx, slopes, 5)
     return ctx.emit(
@@ -346,7 +358,14 @@ def _reset_tangent(ctx, sums, before, slopes):
     )
 
 
-def _through(ctx, count: int, grad, gates, total, weight):
+def _through(
+    ctx: relax.BlockBuilder,
+    count: int,
+    grad: relax.Expr,
+    gates: relax.Expr,
+    total: relax.Expr,
+    weight: relax.Expr,
+) -> relax.Expr:
     """Return the gradient of the hidden states of an LSTM, or of the reset state of a GRU that
     resets first.
 
@@ -359,7 +378,15 @@ def _through(ctx, count: int, grad, gates, total, weight):
     return total
 
 
-def _of_slopes(ctx, count: int, sums, total, through, last, own=None):
+def _of_slopes(
+    ctx: relax.BlockBuilder,
+    count: int,
+    sums: relax.Expr,
+    total: relax.Expr,
+    through: relax.Expr,
+    last: relax.Expr,
+    own: relax.Expr | None = None,
+) -> relax.Expr:
     """Return the gradient of the slopes, from the states of the backward operator and of the
     tangent."""
     gates = [wide(ctx, part) for part in parts_of(ctx, sums, GATES[count])]
@@ -379,29 +406,39 @@ def _of_slopes(ctx, count: int, sums, total, through, last, own=None):
     return joined(ctx, parts)
 
 
-def _backward(ctx, grad, slopes, weight, *cells_grad):
+def _backward(
+    ctx: relax.BlockBuilder,
+    grad: relax.Expr,
+    slopes: relax.Expr,
+    weight: relax.Expr,
+    *cells_grad: relax.Expr,
+) -> list[relax.Expr]:
     results = ctx.emit(backward.recurrent_backward(grad, slopes, weight, *cells_grad))
     return elements(ctx, results, len(results.ty.fields))
 
 
-def _added(ctx, term, other):
+def _added(ctx: relax.BlockBuilder, term: relax.Expr, other: relax.Expr) -> relax.Expr:
     """Return a sum in the dtype of the first operand."""
     if _is_zero(ctx, term):
         return cast_each(ctx, [other], [term])[0]
     return ctx.emit(op.add(term, ctx.emit(cast_each(ctx, [other], [term])[0])))
 
 
-def _product(ctx, gates, weight):
+def _product(ctx: relax.BlockBuilder, gates: relax.Expr, weight: relax.Expr) -> relax.Expr:
     """Return the gradient of the states before each step from the gradient of the products."""
     return ctx.emit(op.matmul(wide(ctx, gates), wide(ctx, weight)))
 
 
-def _with_products(ctx, grad, gates, weight):
+def _with_products(
+    ctx: relax.BlockBuilder, grad: relax.Expr, gates: relax.Expr, weight: relax.Expr
+) -> relax.Expr:
     """Return the gradient of the hidden states of an LSTM through all later steps."""
     return _added(ctx, wide(ctx, grad), _after(ctx, _product(ctx, gates, weight)))
 
 
-def _weight_grad(ctx, gates, before, reset=None):
+def _weight_grad(
+    ctx: relax.BlockBuilder, gates: relax.Expr, before: relax.Expr, reset: relax.Expr | None = None
+) -> relax.Expr:
     """Return the sum of the products of the gates and the states before, over steps and batch.
 
     Those of the third gate are with the reset states, if they are given.
@@ -417,24 +454,24 @@ def _weight_grad(ctx, gates, before, reset=None):
     return ctx.emit(op.matmul(turned, before, wide_dtype(before)))
 
 
-def _before(ctx, states, initial):
+def _before(ctx: relax.BlockBuilder, states: relax.Expr, initial: relax.Expr) -> relax.Expr:
     """Return the states before each step."""
     return ctx.emit(backward.previous_steps(states, initial))
 
 
-def _after(ctx, states):
+def _after(ctx: relax.BlockBuilder, states: relax.Expr) -> relax.Expr:
     """Return the values of the next steps, and 0 at the last step."""
     return ctx.emit(backward.next_steps(states))
 
 
-def _at_start(ctx, states):
+def _at_start(ctx: relax.BlockBuilder, states: relax.Expr) -> relax.Expr:
     """Return the values of the first step."""
     # The sum gives the shape without an axis, and 0 if there are no steps.
     first = ctx.emit(op.strided_slice(states, [0], [0], [1], [1]))
     return ctx.emit(op.sum(first, [0]))
 
 
-def _is_zero(ctx, expr) -> bool:
+def _is_zero(ctx: relax.BlockBuilder, expr: relax.Expr) -> bool:
     """Tell whether an expression is known to be zeros."""
     while isinstance(expr, (relax.Var, relax.TupleGetItem)):
         if isinstance(expr, relax.Var):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 from tvm.relax.op import grad as backward
 
@@ -10,7 +12,7 @@ from .._linear import register_linear
 from .._util import bounded_product
 
 
-def _cumsum(grad, call):
+def _cumsum(grad: relax.Expr, call: relax.Call) -> relax.Expr:
     axis = call.attrs.axis
     return relax.op.cumsum(
         grad, None if axis is None else int(axis), exclusive=bool(call.attrs.exclusive)
@@ -54,7 +56,13 @@ def linear_scan_reverse(
     return _linear_scan(orig_var, orig_call, output_grad, ctx, backward.linear_scan)
 
 
-def _linear_scan(orig_var, orig_call, output_grad, ctx, opposite):
+def _linear_scan(
+    orig_var: relax.Var,
+    orig_call: relax.Call,
+    output_grad: relax.Expr,
+    ctx: relax.BlockBuilder,
+    opposite: Callable[..., relax.Expr],
+) -> list[relax.Expr]:
     multiplier, *increment = orig_call.args
     through = ctx.emit(opposite(multiplier, output_grad, int(orig_call.attrs.axis)))
     partials = [bounded_product(through, orig_var), through]

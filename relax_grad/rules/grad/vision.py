@@ -12,7 +12,7 @@ from ...op.vision import roi_attrs
 from .._linear import register_linear
 
 
-def _roi_align(grad, call):
+def _roi_align(grad: relax.Expr, call: relax.Call) -> relax.Expr:
     _, data, rois = call.args
     attrs = roi_attrs(call)
     if attrs["mode"] == "max":

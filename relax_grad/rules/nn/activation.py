@@ -165,12 +165,16 @@ def softplus(
     )
 
 
-def _wide_arguments(orig_call, output_grad, ctx) -> tuple[relax.Expr, relax.Expr]:
+def _wide_arguments(
+    orig_call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> tuple[relax.Expr, relax.Expr]:
     """Return the argument and the output gradient in float32 at least."""
     return ctx.normalize(widen(orig_call.args[0])), ctx.normalize(widen(output_grad))
 
 
-def _cast_partial(partial, orig_call, ctx) -> list[relax.Expr]:
+def _cast_partial(
+    partial: relax.Expr, orig_call: relax.Call, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     return [cast_like(ctx, partial, orig_call.args[0])]
 
 

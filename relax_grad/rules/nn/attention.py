@@ -80,6 +80,6 @@ def _partials(
     return [cast_like(ctx, relax.TupleGetItem(partials, i), orig_call.args[i]) for i in range(3)]
 
 
-def _precise(output):
+def _precise(output: relax.Expr) -> relax.Expr | None:
     """Return the result of an attention, or None if it has half precision."""
     return output if dtype_of(output) == wide_dtype(output) else None

@@ -54,13 +54,13 @@ def batch_norm(
     wide, emit = wide_dtype(data), ctx.emit
     settings = _attrs(orig_call, "axis", "epsilon", "center", "scale", "momentum", "training")
 
-    def const(value):
+    def const(value: float) -> relax.Expr:
         return relax.const(value, wide)
 
-    def total(expr):
+    def total(expr: relax.Expr) -> relax.Expr:
         return emit(op.sum(expr, axes)) if axes else expr
 
-    def per_channel(expr):
+    def per_channel(expr: relax.Expr) -> relax.Expr:
         return op.expand_dims(expr, axes) if axes else expr
 
     y_grad, new_mean_grad, new_var_grad = (
@@ -290,10 +290,10 @@ def _by_channel(
     axes = [int(axis) % ndim for axis in attrs.axes]
     others = [axis for axis in range(ndim) if axis != channel]
 
-    def total(expr):
+    def total(expr: relax.Expr) -> relax.Expr:
         return emit(op.sum(expr, axes, keepdims=True) if axes else expr)
 
-    def share(sums):
+    def share(sums: relax.Expr) -> relax.Expr:
         return average_in_groups(ctx, sums, channel, groups)
 
     settings = {

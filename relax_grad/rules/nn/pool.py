@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 from tvm.relax.op import grad as backward
 
@@ -69,6 +71,6 @@ _BUILDERS = {
 }
 
 
-def _builder(call: relax.Call):
+def _builder(call: relax.Call) -> Callable[..., relax.Expr]:
     """Return the builder of the backward operator of a pooling."""
     return _BUILDERS[call.op.name]
