@@ -10,6 +10,7 @@ from tvm.relax import op
 
 from ..ir.compat import dtype_of
 from ..ir.dtypes import HALVES
+from ..ir.module import short_name
 from ..op.norm_statistics import deviation
 from ..registry import register_legalize
 from ..topi import norm as topi_norm
@@ -135,8 +136,7 @@ def _instance_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 @register_legalize("relax.grad.batch_norm_statistics")
 def _batch_norm_statistics(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     (data,) = call.args
-    (channel,) = _axes(data, [call.attrs.axis])
-    axes = [axis for axis in range(data.ty.ndim) if axis != channel]
+    axes = _normalized_axes(call, data)
     statistics = _mean_and_rstd(bb, call, data, axes)
     return relax.Tuple(
         [op.squeeze(statistic, axes) if axes else statistic for statistic in statistics]
@@ -190,122 +190,66 @@ def _divide_by_count(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 @register_legalize("relax.grad.batch_norm_backward_data")
-def _batch_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    output_grad, data, gamma, *statistics = call.args
-    return _kernel(
-        bb,
-        topi_norm.batch_norm_backward_data,
-        output_grad,
-        data,
-        gamma if call.attrs.scale else None,
-        *statistics,
-        *_axes(data, [call.attrs.axis]),
-        name="batch_norm_backward_data",
-    )
-
-
-@register_legalize("relax.grad.batch_norm_backward_gamma")
-def _batch_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _kernel(
-        bb,
-        topi_norm.batch_norm_backward_gamma,
-        *call.args,
-        *_axes(call.args[1], [call.attrs.axis]),
-        name="batch_norm_backward_gamma",
-        of_parameter=True,
-    )
-
-
 @register_legalize("relax.grad.instance_norm_backward_data")
-def _instance_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _channel_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data, gamma, *statistics = call.args
-    return _kernel(
-        bb,
-        topi_norm.instance_norm_backward_data,
-        output_grad,
-        data,
-        gamma if call.attrs.scale else None,
-        *statistics,
-        *_axes(data, [call.attrs.channel_axis]),
-        _axes(data, call.attrs.axes),
-        name="instance_norm_backward_data",
-    )
-
-
-@register_legalize("relax.grad.instance_norm_backward_gamma")
-def _instance_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _kernel(
-        bb,
-        topi_norm.instance_norm_backward_gamma,
-        *call.args,
-        _axes(call.args[1], call.attrs.axes),
-        name="instance_norm_backward_gamma",
-        of_parameter=True,
-    )
+    factors = gamma if call.attrs.scale else None
+    place = _channel(call, data), _normalized_axes(call, data)
+    tensors = output_grad, data, factors, *statistics
+    return _kernel(bb, call, topi_norm.channel_norm_backward_data, *tensors, *place)
 
 
 @register_legalize("relax.grad.layer_norm_backward_data")
 def _layer_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    output_grad, data, gamma, mean, rstd = call.args
-    return _kernel(
-        bb,
-        topi_norm.layer_norm_backward_data,
-        output_grad,
-        data,
-        gamma if call.attrs.scale else None,
-        mean,
-        rstd,
-        _axes(data, call.attrs.axes),
-        name="layer_norm_backward_data",
-    )
-
-
-@register_legalize("relax.grad.layer_norm_backward_gamma")
-def _layer_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _kernel(
-        bb,
-        topi_norm.layer_norm_backward_gamma,
-        *call.args,
-        _axes(call.args[1], call.attrs.axes),
-        name="layer_norm_backward_gamma",
-        of_parameter=True,
-    )
+    output_grad, data, gamma, *statistics = call.args
+    factors = gamma if call.attrs.scale else None
+    tensors = output_grad, data, factors, *statistics
+    axes = _normalized_axes(call, data)
+    return _kernel(bb, call, topi_norm.row_norm_backward_data, *tensors, axes)
 
 
 @register_legalize("relax.grad.rms_norm_backward_data")
 def _rms_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    axes = _axes(call.args[1], call.attrs.axes)
-    row_sums = bb.emit(
-        _kernel(bb, topi_norm.rms_norm_row_sums, *call.args, axes, name="rms_norm_row_sums")
+    output_grad, data, weight, rstd = call.args
+    axes = _normalized_axes(call, data)
+    sums = _kernel(
+        bb, call, topi_norm.rms_norm_row_sums, *call.args, axes, name="rms_norm_row_sums"
     )
-    return _kernel(
-        bb,
-        topi_norm.rms_norm_backward_data,
-        *call.args,
-        row_sums,
-        axes,
-        name="rms_norm_backward_data",
-    )
+    tensors = output_grad, data, weight, None, rstd
+    return _kernel(bb, call, topi_norm.row_norm_backward_data, *tensors, axes, bb.emit(sums))
 
 
+@register_legalize("relax.grad.batch_norm_backward_gamma")
+@register_legalize("relax.grad.instance_norm_backward_gamma")
+@register_legalize("relax.grad.layer_norm_backward_gamma")
 @register_legalize("relax.grad.rms_norm_backward_weight")
-def _rms_norm_backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    output_grad, data, rstd = call.args
-    return _kernel(
-        bb,
-        topi_norm.layer_norm_backward_gamma,
-        output_grad,
-        data,
-        None,
-        rstd,
-        _axes(data, call.attrs.axes),
-        name="rms_norm_backward_weight",
-        of_parameter=True,
-    )
+def _backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data, *mean, rstd = call.args
+    axes = _normalized_axes(call, data)
+    kept: list[int] | None = axes
+    if hasattr(call.attrs, "axis"):
+        kept = [_channel(call, data)]
+    elif hasattr(call.attrs, "channel_axis"):
+        kept = None  # a sum for each instance
+    tensors = output_grad, data, *(mean or [None]), rstd
+    return _kernel(bb, call, topi_norm.norm_backward_gamma, *tensors, axes, kept, of_parameter=True)
 
 
 def _axes(data: relax.Expr, axes: Iterable[int]) -> list[int]:
     return [axis % data.ty.ndim for axis in int_list(axes)]
+
+
+def _channel(call: relax.Call, data: relax.Expr) -> int:
+    """Return the axis of the channels, not negative."""
+    attrs = call.attrs
+    return int(attrs.axis if hasattr(attrs, "axis") else attrs.channel_axis) % data.ty.ndim
+
+
+def _normalized_axes(call: relax.Call, data: relax.Expr) -> list[int]:
+    """Return the axes that the statistics of the data are computed over, all non-negative."""
+    if hasattr(call.attrs, "axes"):
+        return _axes(data, call.attrs.axes)
+    return [axis for axis in range(data.ty.ndim) if axis != _channel(call, data)]
 
 
 def _compute(
@@ -393,11 +337,17 @@ def _widened(bb: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
 
 
 def _kernel(
-    bb: relax.BlockBuilder, expression: Callable, *args: Any, name: str, of_parameter: bool = False
+    bb: relax.BlockBuilder,
+    call: relax.Call,
+    expression: Callable,
+    *args: Any,
+    name: str | None = None,
+    of_parameter: bool = False,
 ) -> relax.Expr:
     """Call a tensor expression, with our own schedule if TVM's rules for GPUs misclassify it.
 
     They misidentify the sum of products in the gradient of a parameter as a matrix-vector product.
+    The function has the name of the call's operator if none is given.
     """
-    gradient = bb.call_te(expression, *args, primfunc_name_hint=name)
+    gradient = bb.call_te(expression, *args, primfunc_name_hint=name or short_name(call))
     return bind_threads(bb, gradient, always=of_parameter)

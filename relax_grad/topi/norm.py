@@ -17,7 +17,7 @@ from .util import Shape, cast, count_along, fill_where_empty, is_empty, zeros
 Index = Sequence["tirx.PrimExpr"]
 
 
-def batch_norm_backward_data(
+def channel_norm_backward_data(
     output_grad: te.Tensor,
     data: te.Tensor,
     gamma: te.Tensor | None,
@@ -25,62 +25,11 @@ def batch_norm_backward_data(
     rstd: te.Tensor,
     mean_grad: te.Tensor,
     variance_grad: te.Tensor,
-    axis: int,
-) -> te.Tensor:
-    """Gradient of a normalization of each channel with respect to the data.
-
-    Parameters
-    ----------
-    output_grad, data : te.Tensor
-        The gradient with respect to the normalized data, and the data.
-    gamma, mean, rstd, mean_grad, variance_grad : te.Tensor
-        For each channel: the factor, the statistics, and the gradients of mean and variance.
-    axis : int
-        The axis of the channels, not negative.
-
-    Returns
-    -------
-    result : te.Tensor
-        ``gamma * rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) /
-        N`` with ``N`` elements in a channel; of the shape and the dtype of ``data``.
-    """
-    others = [other for other in range(len(data.shape)) if other != axis]
-    statistics = (mean, rstd, mean_grad, variance_grad)
-    return _affine_backward(
-        output_grad, data, gamma, statistics, others, lambda i: (i[axis],), lambda at: at[0]
-    )
-
-
-def batch_norm_backward_gamma(
-    output_grad: te.Tensor, data: te.Tensor, mean: te.Tensor, rstd: te.Tensor, axis: int
-) -> te.Tensor:
-    """Gradient of a normalization of each channel with respect to gamma.
-
-    Parameters
-    ----------
-    output_grad, data, mean, rstd, axis
-        As for :func:`batch_norm_backward_data`.
-
-    Returns
-    -------
-    result : te.Tensor
-        The sum of ``dy * z`` over each channel, of the dtype of ``rstd``.
-    """
-    return _sum_of_products(output_grad, data, mean, rstd, [axis], lambda i: (i[axis],))
-
-
-def instance_norm_backward_data(
-    output_grad: te.Tensor,
-    data: te.Tensor,
-    gamma: te.Tensor | None,
-    mean: te.Tensor,
-    rstd: te.Tensor,
-    mean_grad: te.Tensor,
-    variance_grad: te.Tensor,
-    channel_axis: int,
+    channel: int,
     axes: Sequence[int],
 ) -> te.Tensor:
-    """Gradient with respect to the data of a normalization over axes that gamma lacks.
+    """Gradient with respect to the data of a normalization over axes that gamma lacks, given the
+    gradients of the statistics.
 
     Parameters
     ----------
@@ -89,8 +38,9 @@ def instance_norm_backward_data(
     gamma : te.Tensor or None
         The factor of each channel.
     mean, rstd, mean_grad, variance_grad : te.Tensor
-        The statistics and the gradients of mean and variance, in which the axes have extent 1.
-    channel_axis : int
+        The statistics and the gradients of mean and variance, which keep the axes with extent 1, or
+        lack them.
+    channel : int
         The axis of the channels, not negative.
     axes : Sequence[int]
         The axes, all non-negative.
@@ -98,93 +48,77 @@ def instance_norm_backward_data(
     Returns
     -------
     result : te.Tensor
-        As for :func:`batch_norm_backward_data`, with ``N`` elements along the axes.
-    """
-    statistics = (mean, rstd, mean_grad, variance_grad)
-    return _affine_backward(
-        output_grad, data, gamma, statistics, axes, _row_of(axes), lambda at: at[channel_axis]
-    )
-
-
-def instance_norm_backward_gamma(
-    output_grad: te.Tensor,
-    data: te.Tensor,
-    mean: te.Tensor,
-    rstd: te.Tensor,
-    axes: Sequence[int],
-) -> te.Tensor:
-    """Gradient with respect to gamma of a normalization over axes that gamma lacks.
-
-    Parameters
-    ----------
-    output_grad, data, mean, rstd, axes
-        As for :func:`instance_norm_backward_data`.
-
-    Returns
-    -------
-    result : te.Tensor
-        The sum of ``dy * z`` over the axes, which have extent 1; of the dtype of ``rstd``.
-    """
-    if is_empty(data.shape):
-        return zeros(rstd.shape, rstd.dtype)
-    dtype, at = accumulation_dtype(data.dtype, rstd.dtype), _row_of(axes)
-    total = _row_sums(
-        lambda i: output_grad(*i).astype(dtype) * _normalized(data, mean, rstd, i, at(i), dtype),
-        data.shape,
-        axes,
-        "gamma_grad",
-    )
-    return cast(fill_where_empty(total, [data.shape[axis] for axis in axes]), rstd.dtype)
-
-
-def layer_norm_backward_data(
-    output_grad: te.Tensor,
-    data: te.Tensor,
-    gamma: te.Tensor | None,
-    mean: te.Tensor,
-    rstd: te.Tensor,
-    axes: Sequence[int],
-) -> te.Tensor:
-    """Gradient with respect to the data of a normalization over the axes of gamma.
-
-    Parameters
-    ----------
-    output_grad, data : te.Tensor
-        The gradient with respect to the normalized data, and the data.
-    gamma : te.Tensor or None
-        The factors, with the axes ``axes``, in that order.
-    mean, rstd : te.Tensor
-        The statistics, in which the axes have extent 1.
-    axes : Sequence[int]
-        The axes, all non-negative.
-
-    Returns
-    -------
-    result : te.Tensor
-        ``rstd * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy``, of the shape and
-        the dtype of ``data``.
+        ``gamma * rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) / N`` with ``N`` elements
+        along the axes; of the shape and the dtype of ``data``.
     """
     if is_empty(data.shape):
         return zeros(data.shape, data.dtype)
     dtype = accumulation_dtype(data.dtype)
-    count, at = count_along(data.shape, axes).astype(dtype), _row_of(axes)
+    count, at = count_along(data.shape, axes).astype(dtype), _row_of(data, rstd, axes)
+    # Where a statistic has its channel.
+    place = channel if len(rstd.shape) == len(data.shape) else 0
 
-    def g(i: Index) -> tirx.PrimExpr:
-        return _scaled(output_grad, gamma, i, axes, dtype)
+    def small(value: Callable[[Index], tirx.PrimExpr], name: str) -> te.Tensor:
+        """Compute a tensor of the statistics' shape, so that no division remains for each
+        element."""
+        return te.compute(rstd.shape, lambda *i: value(i), name=f"norm_{name}")
 
-    def z(i: Index) -> tirx.PrimExpr:
-        return _normalized(data, mean, rstd, i, at(i), dtype)
+    def factor(i: Index) -> tirx.PrimExpr:
+        value = rstd(*i).astype(dtype)
+        return value if gamma is None else gamma(i[place]).astype(dtype) * value
 
-    shift = _row_sums(g, data.shape, axes, "layer_norm_shift")
-    twist = _row_sums(lambda i: g(i) * z(i), data.shape, axes, "layer_norm_twist")
+    slope = small(factor, "slope")
+    shift = small(lambda i: mean_grad(*i).astype(dtype) / count, "shift")
+    twist = small(lambda i: tirx.const(2, dtype) * variance_grad(*i).astype(dtype) / count, "twist")
 
     def element(*i: tirx.PrimExpr) -> tirx.PrimExpr:
-        # The averages are not tensors: TVM's GPU schedule supports sums and one element-wise
-        # result.
-        centered = g(i) - shift(*at(i)) / count - z(i) * (twist(*at(i)) / count)
-        return (centered * rstd(*at(i)).astype(dtype)).astype(data.dtype)
+        row = at(i)
+        centered = data(*i).astype(dtype) - mean(*row).astype(dtype)
+        scaled = output_grad(*i).astype(dtype) * slope(*row)
+        return (scaled + (shift(*row) + centered * twist(*row))).astype(data.dtype)
 
-    return te.compute(data.shape, element, name="layer_norm_backward_data")
+    return te.compute(data.shape, element, name="norm_backward_data")
+
+
+def norm_backward_gamma(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    mean: te.Tensor | None,
+    rstd: te.Tensor,
+    axes: Sequence[int],
+    kept: Sequence[int] | None,
+) -> te.Tensor:
+    """Gradient of a normalization with respect to gamma.
+
+    Parameters
+    ----------
+    output_grad, data, mean, rstd, axes
+        As for :func:`channel_norm_backward_data`.
+    kept : Sequence[int] or None
+        The axes of the result, all non-negative, in their order. With None, the sum is over
+        ``axes``, which have extent 1 in the result.
+
+    Returns
+    -------
+    result : te.Tensor
+        The sum of ``dy * z`` over all axes except ``kept``, and 0 over an empty axis; of the dtype
+        of ``rstd``.
+    """
+    shape = data.shape
+    if is_empty(shape):
+        empty = rstd.shape if kept is None else [shape[axis] for axis in kept]
+        return zeros(empty, rstd.dtype)
+    dtype, at = accumulation_dtype(data.dtype, rstd.dtype), _row_of(data, rstd, axes)
+
+    def product(i: Index) -> tirx.PrimExpr:
+        return output_grad(*i).astype(dtype) * _normalized(data, mean, rstd, i, at(i), dtype)
+
+    if kept is None:
+        summed, total = list(axes), _row_sums(product, shape, axes, "gamma_grad")
+    else:
+        summed = [axis for axis in range(len(shape)) if axis not in kept]
+        total = _sums_for(product, shape, kept, "gamma_grad")
+    return cast(fill_where_empty(total, [shape[axis] for axis in summed]), rstd.dtype)
 
 
 def rms_norm_row_sums(
@@ -194,19 +128,19 @@ def rms_norm_row_sums(
     rstd: te.Tensor,
     axes: Sequence[int],
 ) -> te.Tensor:
-    """Compute the sums over the axes that :func:`rms_norm_backward_data` needs.
+    """Compute the sums over the axes that the gradient of a normalization without a mean needs.
 
     Parameters
     ----------
     output_grad, data, weight, rstd, axes
-        As for :func:`layer_norm_backward_data`.
+        As for :func:`row_norm_backward_data`, with ``weight`` for gamma.
 
     Returns
     -------
     result : te.Tensor
         ``sum(weight * dy * x * rstd)``, where the axes have extent 1; in float32 at least.
     """
-    dtype, at = accumulation_dtype(data.dtype), _row_of(axes)
+    dtype, at = accumulation_dtype(data.dtype), _row_of(data, rstd, axes)
     if is_empty(data.shape):
         return zeros(rstd.shape, dtype)
     return _row_sums(
@@ -220,65 +154,63 @@ def rms_norm_row_sums(
     )
 
 
-def rms_norm_backward_data(
+def row_norm_backward_data(
     output_grad: te.Tensor,
     data: te.Tensor,
-    weight: te.Tensor,
+    gamma: te.Tensor | None,
+    mean: te.Tensor | None,
     rstd: te.Tensor,
-    row_sums: te.Tensor,
     axes: Sequence[int],
+    row_sums: te.Tensor | None = None,
 ) -> te.Tensor:
-    """Gradient of a normalization without a mean with respect to the data.
+    """Gradient with respect to the data of a normalization over the axes of gamma.
 
     Parameters
     ----------
-    output_grad, data, weight, rstd, axes
-        As for :func:`layer_norm_backward_data`.
-    row_sums : te.Tensor
-        The result of :func:`rms_norm_row_sums`. In one function with these sums, TVM's GPU
-        schedules would misidentify the two as a matrix-vector product, and fail.
+    output_grad, data : te.Tensor
+        The gradient with respect to the normalized data, and the data.
+    gamma : te.Tensor or None
+        The factors, with the axes ``axes``, in that order.
+    mean, rstd : te.Tensor
+        The statistics, in which the axes have extent 1.
+    axes : Sequence[int]
+        The axes, all non-negative.
+    row_sums : te.Tensor, optional
+        The result of :func:`rms_norm_row_sums`, for a normalization without a mean. In one function
+        with these sums, TVM's GPU schedules would misidentify the two as a matrix-vector product,
+        and fail.
 
     Returns
     -------
     result : te.Tensor
-        ``rstd * (g - z * average(g * z))`` with ``g = weight * dy``, of the shape and the dtype of
-        ``data``.
+        ``rstd * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy``, of the shape and
+        the dtype of ``data``. Without a mean, ``average(g)`` is left out.
     """
     if is_empty(data.shape):
         return zeros(data.shape, data.dtype)
     dtype = accumulation_dtype(data.dtype)
-    count, at = count_along(data.shape, axes).astype(dtype), _row_of(axes)
+    count, at = count_along(data.shape, axes).astype(dtype), _row_of(data, rstd, axes)
+
+    def g(i: Index) -> tirx.PrimExpr:
+        return _scaled(output_grad, gamma, i, axes, dtype)
+
+    def z(i: Index) -> tirx.PrimExpr:
+        return _normalized(data, mean, rstd, i, at(i), dtype)
+
+    shift = None if mean is None else _row_sums(g, data.shape, axes, "layer_norm_shift")
+    twist = row_sums
+    if twist is None:
+        twist = _row_sums(lambda i: g(i) * z(i), data.shape, axes, "layer_norm_twist")
 
     def element(*i: tirx.PrimExpr) -> tirx.PrimExpr:
-        z = _normalized(data, None, rstd, i, at(i), dtype)
-        g = _scaled(output_grad, weight, i, axes, dtype)
-        projected = g - z * (row_sums(*at(i)) / count)
+        # The averages are not tensors: TVM's GPU schedule supports sums and one element-wise
+        # result.
+        centered = g(i) if shift is None else g(i) - shift(*at(i)) / count
+        projected = centered - z(i) * (twist(*at(i)) / count)
         return (projected * rstd(*at(i)).astype(dtype)).astype(data.dtype)
 
-    return te.compute(data.shape, element, name="rms_norm_backward_data")
-
-
-def layer_norm_backward_gamma(
-    output_grad: te.Tensor,
-    data: te.Tensor,
-    mean: te.Tensor | None,
-    rstd: te.Tensor,
-    axes: Sequence[int],
-) -> te.Tensor:
-    """Gradient with respect to gamma of a normalization over the axes of gamma.
-
-    Parameters
-    ----------
-    output_grad, data, mean, rstd, axes
-        As for :func:`layer_norm_backward_data`.
-
-    Returns
-    -------
-    result : te.Tensor
-        The sum of ``dy * z`` over all axes except ``axes``, which are in the order given; of the
-        dtype of ``rstd``.
-    """
-    return _sum_of_products(output_grad, data, mean, rstd, axes, _row_of(axes))
+    name = "layer_norm" if row_sums is None else "rms_norm"
+    return te.compute(data.shape, element, name=f"{name}_backward_data")
 
 
 def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te.Tensor:
@@ -309,52 +241,13 @@ def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te
     )
 
 
-def _row_of(axes: Sequence[int]) -> Callable[[Index], Index]:
-    """Return a function from an element's index to the index of its statistics, where the axes have
-    extent 1."""
-    return lambda i: [0 if axis in axes else i[axis] for axis in range(len(i))]
-
-
-def _affine_backward(
-    output_grad: te.Tensor,
-    data: te.Tensor,
-    gamma: te.Tensor | None,
-    statistics: Sequence[te.Tensor],
-    axes: Sequence[int],
-    at: Callable[[Index], Index],
-    channel: Callable[[Index], tirx.PrimExpr],
-) -> te.Tensor:
-    """Return ``gamma * rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) / N``.
-
-    ``N`` elements along the axes share their statistics. ``at`` maps the index of an element to
-    that of its statistics; ``channel`` maps it to its channel.
-    """
-    if is_empty(data.shape):
-        return zeros(data.shape, data.dtype)
-    mean, rstd, mean_grad, variance_grad = statistics
-    dtype = accumulation_dtype(data.dtype)
-    count = count_along(data.shape, axes).astype(dtype)
-
-    def small(value: Callable[[Index], tirx.PrimExpr], name: str) -> te.Tensor:
-        """Compute a tensor of the statistics' shape, so that no division remains for each
-        element."""
-        return te.compute(rstd.shape, lambda *i: value(i), name=f"norm_{name}")
-
-    def factor(i: Index) -> tirx.PrimExpr:
-        value = rstd(*i).astype(dtype)
-        return value if gamma is None else gamma(channel(i)).astype(dtype) * value
-
-    slope = small(factor, "slope")
-    shift = small(lambda i: mean_grad(*i).astype(dtype) / count, "shift")
-    twist = small(lambda i: tirx.const(2, dtype) * variance_grad(*i).astype(dtype) / count, "twist")
-
-    def element(*i: tirx.PrimExpr) -> tirx.PrimExpr:
-        row = at(i)
-        centered = data(*i).astype(dtype) - mean(*row).astype(dtype)
-        scaled = output_grad(*i).astype(dtype) * slope(*row)
-        return (scaled + (shift(*row) + centered * twist(*row))).astype(data.dtype)
-
-    return te.compute(data.shape, element, name="norm_backward_data")
+def _row_of(data: te.Tensor, statistic: te.Tensor, axes: Sequence[int]) -> Callable[[Index], Index]:
+    """Return a function from an element's index to the index of its statistics, which keep the
+    axes with extent 1, or lack them."""
+    own = range(len(data.shape))
+    if len(statistic.shape) == len(own):
+        return lambda i: [0 if axis in axes else i[axis] for axis in own]
+    return lambda i: [i[axis] for axis in own if axis not in axes]
 
 
 def _normalized(
@@ -389,33 +282,19 @@ def _row_sums(
     return te.compute(kept, total, name=name)
 
 
-def _sum_of_products(
-    output_grad: te.Tensor,
-    data: te.Tensor,
-    mean: te.Tensor | None,
-    rstd: te.Tensor,
-    kept: Sequence[int],
-    at: Callable[[Index], Index],
+def _sums_for(
+    value: Callable[[Index], tirx.PrimExpr], shape: Shape, kept: Sequence[int], name: str
 ) -> te.Tensor:
-    """Return the sum of ``dy * z`` over all axes except ``kept``, which are in the order given.
-
-    ``at`` maps the index of an element to the index of its statistics. A sum over an empty axis is
-    0.
-    """
-    shape = [data.shape[axis] for axis in kept]
-    summed = [axis for axis in range(len(data.shape)) if axis not in kept]
-    if is_empty(data.shape):
-        return zeros(shape, rstd.dtype)
-    dtype = accumulation_dtype(data.dtype, rstd.dtype)
-    reduced = [te.reduce_axis((0, data.shape[axis]), f"k{axis}") for axis in summed]
+    """Return the sum of ``value(index)`` over all axes except ``kept``, which are in the order
+    given."""
+    summed = [axis for axis in range(len(shape)) if axis not in kept]
+    reduced = [te.reduce_axis((0, shape[axis]), f"k{axis}") for axis in summed]
 
     def total(*out: tirx.PrimExpr) -> tirx.PrimExpr:
         i = [
             out[kept.index(axis)] if axis in kept else reduced[summed.index(axis)]
-            for axis in range(len(data.shape))
+            for axis in range(len(shape))
         ]
-        product = output_grad(*i).astype(dtype) * _normalized(data, mean, rstd, i, at(i), dtype)
-        return te.sum(product, reduced) if reduced else product
+        return te.sum(value(i), reduced) if reduced else value(i)
 
-    total = te.compute(shape, total, name="gamma_grad")
-    return cast(fill_where_empty(total, [data.shape[axis] for axis in summed]), rstd.dtype)
+    return te.compute([shape[axis] for axis in kept], total, name=name)

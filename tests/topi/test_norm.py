@@ -47,11 +47,11 @@ def over_axes(kind, gamma=True, mean=True):
 
         def compute(dy, x, rstd, gamma=None, mean=None):
             if kind == "gamma":
-                return norm.layer_norm_backward_gamma(dy, x, mean, rstd, axes)
+                return norm.norm_backward_gamma(dy, x, mean, rstd, axes, axes)
             if mean is not None:
-                return norm.layer_norm_backward_data(dy, x, gamma, mean, rstd, axes)
+                return norm.row_norm_backward_data(dy, x, gamma, mean, rstd, axes)
             sums = norm.rms_norm_row_sums(dy, x, gamma, rstd, axes)
-            return norm.rms_norm_backward_data(dy, x, gamma, rstd, sums, axes)
+            return norm.row_norm_backward_data(dy, x, gamma, None, rstd, axes, sums)
 
         def define(dy, x, rstd, gamma=None, mean=None):
             z = (x - (0 if mean is None else mean)) * rstd
@@ -84,12 +84,11 @@ def affine(statistics, kind, gamma=True):
             shapes |= {"gamma": (shape[1],)} if gamma else {}
 
         def compute(dy, x, mean, rstd, mean_grad=None, variance_grad=None, gamma=None):
-            name = "batch_norm" if batch else "instance_norm"
-            function = getattr(norm, f"{name}_backward_{kind}")
             if kind == "gamma":
-                return function(dy, x, mean, rstd, *([1] if batch else [axes]))
+                kept = [1] if batch else None
+                return norm.norm_backward_gamma(dy, x, mean, rstd, others, kept)
             of_row = (mean, rstd, mean_grad, variance_grad)
-            return function(dy, x, gamma, *of_row, *([1] if batch else [1, axes]))
+            return norm.channel_norm_backward_data(dy, x, gamma, *of_row, 1, others)
 
         def define(dy, x, mean, rstd, mean_grad=None, variance_grad=None, gamma=None):
             count = np.prod([x.shape[axis] for axis in others])
