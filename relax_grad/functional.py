@@ -211,7 +211,7 @@ def hvp(
     >>> len(relax_grad.hvp(bb.get())["main_hvp"].params)
     2
     """
-    products, name = _repeated(mod, func_name, 2, wrt, target_index, allow_zero)
+    products, name = _repeated(mod, func_name, 2, wrt, target_index, allow_zero=allow_zero)
     return _extended(mod, products, f"{func_name}_hvp", products[name])
 
 
@@ -266,7 +266,7 @@ def derivatives(
     ['x', 'x_vector', 'x_vector2']
     """
     order = check_integer("order", order, 1)
-    repeated, name = _repeated(mod, func_name, order, wrt, target_index, allow_zero)
+    repeated, name = _repeated(mod, func_name, order, wrt, target_index, allow_zero=allow_zero)
     function = repeated[name]
     result: relax.Expr = function.body.body
     orders: list[relax.Expr] = []

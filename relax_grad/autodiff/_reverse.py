@@ -144,7 +144,13 @@ class Reverse:
         if rule is None:
             raise GradientError(f"binding {variable.name!r}: {call.op} has no gradient")
         partials = apply_rule(
-            rule, seen, seen_call, total, self._bb, list(call.args), self._is_wanted
+            rule,
+            seen,
+            seen_call,
+            total,
+            self._bb,
+            arguments=list(call.args),
+            is_wanted=self._is_wanted,
         )
         for argument, partial in zip(call.args, partials, strict=True):
             self.add(argument, partial)
@@ -164,7 +170,7 @@ class Reverse:
             seen, seen_call = self._checkpoints.recomputed(self._bb, variable, call)
         name = call.args[0].name_hint
         with failing_as(f"gradient of {name}, binding {variable.name!r}"):
-            by_argument = partials(self._functions, self._bb, seen, seen_call, cotangents, wrt)
+            by_argument = partials(self._functions, self._bb, seen, seen_call, cotangents, wrt=wrt)
         for i, partial in by_argument.items():
             self.add(arguments[i], partial)
 

@@ -206,7 +206,7 @@ class _Division:
             (residual, leaf) for residual in self._residuals for leaf in self._tensors(residual)
         ]
         return Split(
-            self._module(forward, backward, computed, arguments, in_order, saved),
+            self._module(forward, backward, computed, arguments, in_order, saved=saved),
             arguments,
             [results[leaf] for leaf in in_order],
             len(saved),

@@ -169,7 +169,7 @@ def _batch_norm(calls: Calls, var: relax.Var, call: BackwardCall) -> LibraryCall
     gamma = calls.similar("relax.grad.batch_norm_backward_gamma", [grad, data, mean, rstd], {})
     for beta in _sums_of(calls, grad, {int(numbers[0])}):
         if gamma is not None and _are_own(calls, call, tuple(grads), (beta, gamma)):
-            return _gradients("batch_norm_gradients", call, var, numbers, gamma, beta)
+            return _gradients("batch_norm_gradients", call, var, numbers, gamma, beta=beta)
     return None
 
 
@@ -180,7 +180,7 @@ def _layer_norm(calls: Calls, var: relax.Var, call: BackwardCall) -> LibraryCall
     beta = next(_sums_of(calls, grad, set(range(rank - int(numbers[0]), rank))), None)
     if gamma is None and beta is None:
         return None
-    return _gradients("layer_norm_gradients", call, var, numbers, gamma, beta)
+    return _gradients("layer_norm_gradients", call, var, numbers, gamma, beta=beta)
 
 
 def _rms_norm(calls: Calls, var: relax.Var, call: BackwardCall) -> LibraryCall | None:
@@ -219,7 +219,7 @@ def _group_norm(calls: Calls, var: relax.Var, call: BackwardCall) -> LibraryCall
         if _are_own(calls, call, tuple(grads), (totals, twists)):
             gamma, beta = (next(_sums_of(calls, each, {1}), None) for each in (twists, totals))
             scale = int(bool(call.attrs["scale"]))
-            return _gradients("group_norm_gradients", call, var, (groups, scale), gamma, beta)
+            return _gradients("group_norm_gradients", call, var, (groups, scale), gamma, beta=beta)
     return None
 
 

@@ -193,7 +193,7 @@ def check_operator(
     for index, sample in enumerate(members):
         name = f"sample {index}" + (f" ({sample.note})" if sample.note else "")
         cap = sample.order if order is None else min(order, sample.order)
-        checks = list(_checks(sample, through, target, cap, all_kinds, torch))
+        checks = list(_checks(sample, through, target, cap, all_kinds, torch=torch))
         outcome.samples += bool(checks)
         outcome.skipped += not checks
         for kind, check in checks:

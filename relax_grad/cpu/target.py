@@ -113,7 +113,15 @@ class CPU:
         row = next(row for row in ROWS if _fits(row, target))
         has_pairs = row.lanes == 16 and _has(target, "avx512bf16")
         multiplies, has_tiles = has_pairs and row.multiplies_pairs, _has_tiles(row, target)
-        return CPU(row.lanes, row.registers, cores, multiplies, row, has_tiles, has_pairs)
+        return CPU(
+            row.lanes,
+            row.registers,
+            cores,
+            bfloat16=multiplies,
+            tuning=row,
+            tiles=has_tiles,
+            rounds=has_pairs,
+        )
 
 
 def host() -> tvm.target.Target:

@@ -89,13 +89,13 @@ def checked(
         num_workers,
         backend,
         nodes,
-        num_groups,
-        threads,
-        float(timeout),
-        float(start_timeout),
-        address,
-        secret,
-        shared_memory,
+        num_groups=num_groups,
+        threads=threads,
+        timeout=float(timeout),
+        start_timeout=float(start_timeout),
+        address=address,
+        secret=secret,
+        shared_memory=shared_memory,
     )
 
 

@@ -62,7 +62,7 @@ class Shared:
         message, places = self._write(arrays, self._others)
         message.is_kept = True
         expected = {rank: self._messages.expect(rank) for rank in self._others}
-        pending = _Pending(self, message, places, expected, kind, results)
+        pending = _Pending(self, message, places, expected=expected, kind=kind, results=results)
         self._pending.append(pending)
         return pending
 
@@ -258,7 +258,14 @@ def connect(
             continue
         if set(ranks) <= set(machine):
             places = {member: machine.index(member) for member in ranks}
-            messages = Messages(handle, number, rank, places, len(machine), settings["timeout"])
+            messages = Messages(
+                handle,
+                number,
+                rank,
+                members=places,
+                workers=len(machine),
+                timeout=settings["timeout"],
+            )
             connections[key] = Shared(messages)
         else:
             others = other() if others is None else others

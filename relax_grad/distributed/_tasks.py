@@ -164,9 +164,9 @@ def _register(make: Callable) -> None:
                 world,
                 group,
                 peers,
-                worker.rank,
-                worker.num_workers,
-                settings["num_groups"],
+                rank=worker.rank,
+                num_workers=worker.num_workers,
+                num_groups=settings["num_groups"],
             )
             worker.communicator.install()
         except BaseException as error:

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
         with contextlib.suppress(OSError):  # the controller has ended, and this process ends too
             os.write(reports, json.dumps(event).encode() + b"\n")
 
-    serve(rank, num_workers, report, host, store, Machine([*map(int, ranks)], memory))
+    serve(rank, num_workers, report, host, store, machine=Machine([*map(int, ranks)], memory))
     process = tvm.get_global_func("runtime.disco.WorkerProcess")
     process(rank, num_workers, num_groups, commands, replies)
 

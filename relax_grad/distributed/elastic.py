@@ -101,7 +101,7 @@ def run(
         workers = None
         try:
             workers, checked_options = _open(
-                checked_options, workers_per_node, least, most, last_call_timeout, not is_last
+                checked_options, workers_per_node, least, most, last_call_timeout, again=not is_last
             )
             note("start", restarts=restarts, workers=workers.num_workers, hosts=workers.hosts)
             result = program(workers)

@@ -114,12 +114,12 @@ class _Service:
                 rank,
                 assignment["num_workers"],
                 assignment["num_groups"],
-                assignment["threads"],
-                host,
-                assignment["host"],
-                channel.fileno(),
-                channel.fileno(),
-                self._machine,
+                threads=assignment["threads"],
+                host=host,
+                store=assignment["host"],
+                commands=channel.fileno(),
+                replies=channel.fileno(),
+                machine=self._machine,
             )
         self._processes.append(process)
         watcher = threading.Thread(target=self._watch, args=(process,), daemon=True)

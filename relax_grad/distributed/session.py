@@ -119,11 +119,11 @@ def session(
         nodes,
         num_groups,
         threads,
-        timeout,
-        start_timeout,
-        listen,
-        secret,
-        shared_memory,
+        timeout=timeout,
+        start_timeout=start_timeout,
+        listen=listen,
+        secret=secret,
+        shared_memory=shared_memory,
     )
     return open_session(options)
 

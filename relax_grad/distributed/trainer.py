@@ -138,7 +138,9 @@ def data_parallel(
         parts = Parts(step, shards, session.num_workers // session.num_groups, sharing)
     overlap = overlap and session.num_workers > 1 and session.backend != "nccl"
     group_size = 1 if parts is None else session.num_workers // session.num_groups
-    differentiate = _differentiate(split, reduction, batch_norm, bucket_bytes, overlap, group_size)
+    differentiate = _differentiate(
+        split, reduction, batch_norm, bucket_bytes, overlap, group_size=group_size
+    )
     if parts is None:
         parallel = step.for_workers(differentiate, session.num_workers if shard_optimizer else 1)
     else:
@@ -147,11 +149,11 @@ def data_parallel(
         step,
         parallel,
         session,
-        split,
-        parts,
-        session.num_workers if shard_optimizer else 1,
-        check_every,
-        batch_norm == "local",
+        split=split,
+        parts=parts,
+        sharing=session.num_workers if shard_optimizer else 1,
+        check_every=check_every,
+        has_local_norms=batch_norm == "local",
         values=values,
         seed=seed,
         on_nan=on_nan,

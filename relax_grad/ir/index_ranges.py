@@ -223,9 +223,9 @@ def _uses(call: relax.Call, parts: list[_Part | None]) -> Iterator[IndexRange]:
             part.input,
             int(extent) if isinstance(extent, tirx.IntImm) else extent.name,
             part.is_wrapped or (from_end and not part.is_positive),
-            part.shift,
-            (*part.ignored, *ignored),
-            part.slices,
+            shift=part.shift,
+            ignored=(*part.ignored, *ignored),
+            slices=part.slices,
         )
 
 
@@ -237,7 +237,9 @@ def _tested(call: relax.Call, part: _Part | None) -> Iterator[IndexRange]:
         return
     part = part.fixed(call.args[0].ty)
     if part is not None:
-        yield IndexRange(part.input, extent, True, part.shift, part.ignored, part.slices)
+        yield IndexRange(
+            part.input, extent, True, shift=part.shift, ignored=part.ignored, slices=part.slices
+        )
 
 
 def _passed(

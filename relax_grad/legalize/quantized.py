@@ -19,7 +19,9 @@ from ._util import shape_values
 @register_legalize("relax.grad.quantized_matmul")
 def _quantized_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, weight, scale, *zero_point = call.args
-    return _product(bb, call, topi_quantized.quantized_matmul, data, weight, scale, zero_point)
+    return _product(
+        bb, call, topi_quantized.quantized_matmul, data, weight, scale=scale, zero_point=zero_point
+    )
 
 
 @register_legalize("relax.grad.quantized_matmul_backward_data")
@@ -30,7 +32,7 @@ def _quantized_matmul_backward_data(bb: relax.BlockBuilder, call: relax.Call) ->
     def backward(gradient: te.Tensor, *others: te.Tensor) -> te.Tensor:
         return topi_quantized.quantized_matmul_backward_data(gradient, shape, *others)
 
-    return _product(bb, call, backward, output_grad, weight, scale, zero_point)
+    return _product(bb, call, backward, output_grad, weight, scale=scale, zero_point=zero_point)
 
 
 def _product(

@@ -259,7 +259,9 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
         causal_mask=call.attrs.causal_mask,
         window_size=None if window_size is None else int(window_size),
     )
-    return Attention(queries, scale, keys, values, bb.emit(weights), generator)
+    return Attention(
+        queries, scale, keys, value=values, weights=bb.emit(weights), generator=generator
+    )
 
 
 def for_heads(bb: relax.BlockBuilder, expr: relax.Expr, heads: tirx.PrimExpr) -> relax.Expr:

@@ -117,7 +117,16 @@ def attention_dropout_backward(
         in float32.
     """
     forward = attention_dropout(
-        query, key, value, seed, stream, rate, bias, scale, causal_mask, window_size
+        query,
+        key,
+        value,
+        seed,
+        stream,
+        rate=rate,
+        bias=bias,
+        scale=scale,
+        causal_mask=causal_mask,
+        window_size=window_size,
     )
     operands = [output_grad, output, *forward.args]
     return relax.Call(Op.get(ATTENTION_DROPOUT_BACKWARD), operands, forward.attrs)

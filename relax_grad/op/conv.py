@@ -122,14 +122,18 @@ def _infer_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Typ
     output_grad = tensor_type(call, 0, "output_grad")
     data_shape = shape_values(call, 1, "data_shape")
     weight = tensor_type(call, 2, "weight")
-    return _checked_result(call, ctx, output_grad, data_shape, weight.shape, data_shape)
+    return _checked_result(
+        call, ctx, output_grad, data_shape, weight.shape, result_shape=data_shape
+    )
 
 
 def _infer_backward_weight(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     output_grad = tensor_type(call, 0, "output_grad")
     data = tensor_type(call, 1, "data")
     weight_shape = shape_values(call, 2, "weight_shape")
-    return _checked_result(call, ctx, output_grad, data.shape, weight_shape, weight_shape)
+    return _checked_result(
+        call, ctx, output_grad, data.shape, weight_shape, result_shape=weight_shape
+    )
 
 
 def _checked_result(

@@ -170,7 +170,7 @@ def scatter_elements_scan(
     result : relax.Call
         A tensor of the type of ``factors``; 0 for an out-of-bounds index.
     """
-    return _elements_scan("scatter_elements_scan", start, indices, factors, terms, axis)
+    return _elements_scan("scatter_elements_scan", start, indices, factors, terms, axis=axis)
 
 
 def scatter_elements_scan_reverse(
@@ -181,7 +181,9 @@ def scatter_elements_scan_reverse(
     axis: int = 0,
 ) -> relax.Call:
     """``scatter_elements_scan`` in reverse, from the last update to the first."""
-    return _elements_scan("scatter_elements_scan_reverse", start, indices, factors, terms, axis)
+    return _elements_scan(
+        "scatter_elements_scan_reverse", start, indices, factors, terms, axis=axis
+    )
 
 
 def scatter_nd_scan(

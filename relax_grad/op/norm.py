@@ -80,7 +80,7 @@ def batch_norm_backward_data(
     return relax.Call(
         Op.get("relax.grad.batch_norm_backward_data"),
         [output_grad, data, gamma, mean, rstd, mean_grad, variance_grad],
-        batch_norm_attrs(axis, epsilon, center, scale, momentum, training),
+        batch_norm_attrs(axis, epsilon, center, scale, momentum, training=training),
     )
 
 
@@ -119,7 +119,7 @@ def batch_norm_backward_gamma(
     return relax.Call(
         Op.get("relax.grad.batch_norm_backward_gamma"),
         [output_grad, data, mean, rstd],
-        batch_norm_attrs(axis, epsilon, center, scale, momentum, training),
+        batch_norm_attrs(axis, epsilon, center, scale, momentum, training=training),
     )
 
 

@@ -62,7 +62,7 @@ def batch_norm_statistics(
     return relax.Call(
         Op.get("relax.grad.batch_norm_statistics"),
         [data],
-        batch_norm_attrs(axis, epsilon, center, scale, momentum, training),
+        batch_norm_attrs(axis, epsilon, center, scale, momentum, training=training),
     )
 
 
@@ -150,7 +150,7 @@ def group_norm_statistics(
     return relax.Call(
         Op.get("relax.grad.group_norm_statistics"),
         [data],
-        group_norm_attrs(num_groups, channel_axis, axes, epsilon, center, scale),
+        group_norm_attrs(num_groups, channel_axis, axes, epsilon, center, scale=scale),
     )
 
 

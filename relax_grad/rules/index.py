@@ -89,7 +89,13 @@ def strided_slice(
     steps = strides[0] if strides else relax.Tuple([tirx.IntImm("int64", 1) for _ in axes.fields])
     return [
         backward.strided_slice_backward_data(
-            output_grad, shape_arg(x), axes, begin, end, steps, orig_call.attrs.assume_inbound
+            output_grad,
+            shape_arg(x),
+            axes,
+            begin,
+            end,
+            strides=steps,
+            assume_inbound=orig_call.attrs.assume_inbound,
         ),
         *(no_grad(arg) for arg in orig_call.args[1:]),
     ]

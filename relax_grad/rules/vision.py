@@ -66,7 +66,7 @@ def multibox_transform_loc(
         ctx.emit(widen(ctx.normalize(relax.TupleGetItem(output_grad, i)))) for i in (0, 1)
     )
     boxes = ctx.emit(relax.TupleGetItem(orig_var, 0))
-    loc_grad, anchor_grad = _boxes(ctx, orig_call.attrs, boxes, loc_pred, anchor, boxes_grad)
+    loc_grad, anchor_grad = _boxes(ctx, orig_call.attrs, boxes, loc_pred, anchor, grad=boxes_grad)
     return [
         cast_like(ctx, _scores(ctx, orig_call.attrs, cls_pred, scores_grad), cls_pred),
         cast_like(ctx, reshape_like(loc_grad, loc_pred), loc_pred),

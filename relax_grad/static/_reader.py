@@ -129,10 +129,10 @@ class _Reader:
             self._entry.name,
             tuple((name, value.placed()) for name, value in self._inputs.items()),
             tuple(Call(name, tuple(map(_placed, values))) for name, values in self._calls),
-            tuple(map(_placed, returned)),
-            tuple(Move(_placed(source), target) for source, target in moves),
-            arena,
-            0,
+            results=tuple(map(_placed, returned)),
+            moves=tuple(Move(_placed(source), target) for source, target in moves),
+            arena=arena,
+            workspace=0,
         )
 
     def _argument(self, names: str | tuple[str, ...], ty: relax.Type):

@@ -144,7 +144,16 @@ def check_gradients(
     >>> report.max_error < 1e-6
     True
     """
-    case = GradientCase(fn_or_op, inputs, attrs, wrt, order, dtypes, symbolic, through)
+    case = GradientCase(
+        fn_or_op,
+        inputs,
+        attrs,
+        wrt=wrt,
+        order=order,
+        dtypes=dtypes,
+        symbolic=symbolic,
+        through=through,
+    )
     name = fn_or_op if isinstance(fn_or_op, str) else getattr(fn_or_op, "__name__", "a function")
     with shown(f"checking the gradient of {name}"):
         prepared = PreparedGradients(case, through, rtol, atol, seed)
@@ -218,12 +227,16 @@ class PreparedGradients:
             # The function holds a value of another dtype, such as a float32 constant.
             reference = own
         wrt = select_wrt(own.arguments, case.wrt)
-        self._own = _Chain(self.name, own, wrt, order, through, seed)
+        self._own = _Chain(self.name, own, wrt, order=order, through=through, seed=seed)
         self._reference = self._own
         if _dtypes(own) != _dtypes(reference):
-            self._reference = _Chain(self.name, reference, wrt, order, through, seed)
+            self._reference = _Chain(
+                self.name, reference, wrt, order=order, through=through, seed=seed
+            )
         self._narrow = [
-            _Chain(f"{self.name} in {dtype}", program(dtype), wrt, 1, through, seed)
+            _Chain(
+                f"{self.name} in {dtype}", program(dtype), wrt, order=1, through=through, seed=seed
+            )
             for dtype in dtypes
         ]
         self._chains = [
@@ -391,7 +404,13 @@ class _Check:
             if not np.all(error <= atol + rtol * scale):
                 worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
                 raise _failure(
-                    own.name, order, name, worst, gradient[worst], expected[worst], "float64 gives"
+                    own.name,
+                    order,
+                    name,
+                    worst,
+                    gradient[worst],
+                    expected=expected[worst],
+                    source="float64 gives",
                 )
 
     def _compare_directions(

@@ -77,7 +77,9 @@ def added(
         statements.append(emit.block(name, [(axis, emit.SPATIAL) for axis in axes], store))
         has_value = True
     for gathered, contribution in sums:
-        statements.append(_reduction(name, target, dtype, gathered, contribution, has_value))
+        statements.append(
+            _reduction(name, target, dtype, gathered, contribution, has_value=has_value)
+        )
         has_value = True
     statements += [_scatter(name, target, dtype, loops, contribution) for contribution in scatters]
     return statements

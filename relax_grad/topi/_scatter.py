@@ -347,7 +347,7 @@ def scan(
 
     shape = places.update_shape
     inputs = [start, *indices, *tensors]
-    states = extern(body, inputs, shape, dtype, "scan", (places.data_shape, dtype))
+    states = extern(body, inputs, shape, dtype, "scan", state=(places.data_shape, dtype))
 
     def known(*at: tirx.PrimExpr) -> tirx.PrimExpr:
         outside = places.outside(at)

@@ -76,7 +76,7 @@ def softmax_backward(output_grad: te.Tensor, output: te.Tensor, axis: int) -> te
         axis,
         lambda dy, y: dy * y,
         lambda dy, y, total: (dy - total) * y,
-        "softmax_backward",
+        name="softmax_backward",
     )
 
 
@@ -100,7 +100,7 @@ def log_softmax_backward(output_grad: te.Tensor, output: te.Tensor, axis: int) -
         axis,
         lambda dy, _: dy,
         lambda dy, y, total: dy - total * tirx.exp(y),
-        "log_softmax_backward",
+        name="log_softmax_backward",
     )
 
 

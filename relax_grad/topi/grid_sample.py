@@ -180,7 +180,8 @@ def grid_sample_jvp(
 
     def element(n: tirx.PrimExpr, c: tirx.PrimExpr, *sample: tirx.PrimExpr) -> tirx.PrimExpr:
         return te.sum(
-            _read(data, n, c, axes, taps, sample, dtype) * weights(n, *taps, *sample), axis=taps
+            _read(data, n, c, axes, taps, sample=sample, dtype=dtype) * weights(n, *taps, *sample),
+            axis=taps,
         )
 
     return cast(te.compute(shape, element, name="grid_sample"), data.dtype)
@@ -271,7 +272,7 @@ def grid_sample_backward_grid(
 
         def element(n: tirx.PrimExpr, *sample: tirx.PrimExpr) -> tirx.PrimExpr:
             value = output_grad(n, channel, *sample).astype(dtype) * weights(n, *taps, *sample)
-            tap = _read(data, n, channel, axes, taps, sample, dtype)
+            tap = _read(data, n, channel, axes, taps, sample=sample, dtype=dtype)
             return te.sum(value * tap, axis=[*taps, channel])
 
         total = te.compute([batch, *grid.shape[2:]], element, name="grid_sample_backward_grid")
@@ -417,7 +418,14 @@ def _taps(
     batch, sample_shape = grid.shape[0], list(grid.shape[2:])
 
     def axis(channel: int, extent: int | tirx.PrimExpr) -> _Axis:
-        where = _Coordinates(grid, channel, extent, method, padding_mode, align_corners)
+        where = _Coordinates(
+            grid,
+            channel,
+            extent,
+            method=method,
+            padding_mode=padding_mode,
+            align_corners=align_corners,
+        )
         places = te.compute([batch, *sample_shape], lambda *at: where.at(*at)[0], name="place")
         return _Axis(
             te.compute(

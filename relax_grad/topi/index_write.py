@@ -85,7 +85,7 @@ def index_put(
         values,
         tensor_points(data.shape, [index.shape for index in indices]),
         "add" if accumulate else "update",
-        lambda at: broadcast_index(values.shape, at),
+        element=lambda at: broadcast_index(values.shape, at),
     )
 
 
@@ -136,7 +136,7 @@ def scatter_elements_scan(
 ) -> te.Tensor:
     """Recurrence over the updates of scatter_elements: :func:`._scatter.scan`."""
     places = Elements(start.shape, indices.shape, axis)
-    return scan(start, [indices], factors, terms, places, reverse)
+    return scan(start, [indices], factors, terms, places, reverse=reverse)
 
 
 def scatter_nd_scan(
@@ -148,7 +148,7 @@ def scatter_nd_scan(
 ) -> te.Tensor:
     """Recurrence over the updates of scatter_nd: :func:`._scatter.scan`."""
     places = nd_points(start.shape, indices.shape)
-    return scan(start, [indices], factors, terms, places, reverse)
+    return scan(start, [indices], factors, terms, places, reverse=reverse)
 
 
 def slice_scatter(
@@ -234,7 +234,7 @@ def _backward_updates(
     The forward operator multiplies the update with its weight, so this multiplies the gradient with
     it too.
     """
-    states = scan(output_grad, indices, _FACTORS[reduction], None, places, True)
+    states = scan(output_grad, indices, _FACTORS[reduction], None, places, reverse=True)
     weight = _WEIGHTS[reduction]
     if weight == 1:
         return states

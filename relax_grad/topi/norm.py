@@ -111,7 +111,7 @@ def norm_backward_gamma(
     dtype, at = accumulation_dtype(data.dtype, rstd.dtype), _row_of(data, rstd, axes)
 
     def product(i: Index) -> tirx.PrimExpr:
-        return output_grad(*i).astype(dtype) * _normalized(data, mean, rstd, i, at(i), dtype)
+        return output_grad(*i).astype(dtype) * _normalized(data, mean, rstd, i, at(i), dtype=dtype)
 
     if kept is None:
         summed, total = list(axes), _row_sums(product, shape, axes, "gamma_grad")
@@ -146,7 +146,7 @@ def rms_norm_row_sums(
     return _row_sums(
         lambda i: (
             _scaled(output_grad, weight, i, axes, dtype)
-            * _normalized(data, None, rstd, i, at(i), dtype)
+            * _normalized(data, None, rstd, i, at(i), dtype=dtype)
         ),
         data.shape,
         axes,
@@ -195,7 +195,7 @@ def row_norm_backward_data(
         return _scaled(output_grad, gamma, i, axes, dtype)
 
     def z(i: Index) -> tirx.PrimExpr:
-        return _normalized(data, mean, rstd, i, at(i), dtype)
+        return _normalized(data, mean, rstd, i, at(i), dtype=dtype)
 
     shift = None if mean is None else _row_sums(g, data.shape, axes, "layer_norm_shift")
     twist = row_sums

@@ -344,7 +344,7 @@ class _Windows:
             [int(value) for value in values] for values in (pool_size, strides, padding, dilation)
         )
         before, after = padding[: len(names)], padding[len(names) :]
-        return cls(names, sizes, strides, before, after, dilation)
+        return cls(names, sizes, strides, before=before, after=after, dilation=dilation)
 
     def taps(self) -> list[tirx.IterVar]:
         """Return one reduction axis for each spatial axis, over the taps of a window."""

@@ -56,7 +56,7 @@ def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor)
     ) -> None:
         def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
-            _sums(slopes, x, w, before, (t, b), 4 * size, size)
+            _sums(slopes, x, w, before, (t, b), rows=4 * size, size=size)
             with loops([size]) as (j,):
                 parts = [T.bind(slopes[t, b, j + size * gate]) for gate in range(4)]
                 i, f, o = (T.bind(_sigmoid(parts[gate])) for gate in (0, 1, 3))
@@ -123,7 +123,7 @@ def gru(
     ) -> None:
         def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
-            _sums(slopes, None, w, before, (t, b), 3 * size, size)
+            _sums(slopes, None, w, before, (t, b), rows=3 * size, size=size)
             with loops([size]) as (j,):
                 product = [T.bind(slopes[t, b, j + size * gate]) for gate in range(3)]
                 inputs = [T.bind(x[t, b, j + size * gate]) for gate in range(3)]
@@ -156,7 +156,7 @@ def _gru_that_resets_first(
     ) -> None:
         def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
-            _sums(slopes, x, w, before, (t, b), 2 * size, size)
+            _sums(slopes, x, w, before, (t, b), rows=2 * size, size=size)
             with loops([size]) as (j,):
                 r, z = (T.bind(_sigmoid(slopes[t, b, j + size * gate])) for gate in range(2))
                 last = T.bind(before(j))
@@ -166,7 +166,7 @@ def _gru_that_resets_first(
             def reset(k: tirx.PrimExpr) -> tirx.PrimExpr:
                 return slopes[t, b, k + size * 4] * before(k)
 
-            _sums(slopes, x, w, reset, (t, b), size, size, first=2 * size)
+            _sums(slopes, x, w, reset, (t, b), rows=size, size=size, first=2 * size)
             with loops([size]) as (j,):
                 n = T.bind(tirx.tanh(slopes[t, b, j + size * 2]))
                 z, last = T.bind(slopes[t, b, j + size * 3]), T.bind(before(j))
@@ -207,7 +207,7 @@ def rnn(data: te.Tensor, hidden: te.Tensor, weight: te.Tensor, activation: str) 
     def body(x: tirx.Buffer, h0: tirx.Buffer, w: tirx.Buffer, states: tirx.Buffer) -> None:
         def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
-            _sums(states, x, w, before, (t, b), size, size)
+            _sums(states, x, w, before, (t, b), rows=size, size=size)
             with loops([size]) as (j,):
                 total = states[t, b, j]
                 # With the operands in this order, a NaN propagates.
@@ -341,13 +341,13 @@ def recurrent_tangent(
 
         def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(result, h0)
-            _sums(sums, x, w, before, (t, b), 2 * size if resets else rows, size)
+            _sums(sums, x, w, before, (t, b), rows=2 * size if resets else rows, size=size)
             if resets:
 
                 def reset(k: tirx.PrimExpr) -> tirx.PrimExpr:
                     return s[t, b, k] * sums[t, b, k] + s[t, b, k + size * 4] * before(k)
 
-                _sums(sums, x, w, reset, (t, b), size, size, first=2 * size)
+                _sums(sums, x, w, reset, (t, b), rows=size, size=size, first=2 * size)
             with loops([size]) as (j,):
                 slope = [s[t, b, j + size * part] for part in range(parts)]
                 value = own[t, b, j]

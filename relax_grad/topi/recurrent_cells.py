@@ -130,7 +130,7 @@ def lstm_cells(
         states, cells, sums = others[-3:]
 
         def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
-            _sums(sums, x, w, before_in(states, h0), (t, b), 4 * size, size)
+            _sums(sums, x, w, before_in(states, h0), (t, b), rows=4 * size, size=size)
             with loops([size]) as (j,):
                 last = T.bind(before_in(cells, c0)(j))
 
@@ -199,12 +199,21 @@ def gru_cells(
 
         def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
             before = before_in(states, h0)
-            _sums(sums, x, w, before, (t, b), 2 * size, size)
+            _sums(sums, x, w, before, (t, b), rows=2 * size, size=size)
             if bias is None:
                 with loops([size]) as (j,):
                     r = f(sums[t, b, j + size])
                     T.buffer_store(resets, r * before(j), [t, b, j])
-                _sums(sums, x, w, lambda k: resets[t, b, k], (t, b), size, size, first=2 * size)
+                _sums(
+                    sums,
+                    x,
+                    w,
+                    lambda k: resets[t, b, k],
+                    (t, b),
+                    rows=size,
+                    size=size,
+                    first=2 * size,
+                )
             else:
                 with loops([size]) as (j,):
                     T.buffer_store(resets, others[0][j], [t, b, j])
@@ -260,7 +269,7 @@ def rnn_cells(
         x: tirx.Buffer, h0: tirx.Buffer, w: tirx.Buffer, states: tirx.Buffer, sums: tirx.Buffer
     ) -> None:
         def step(t: tirx.PrimExpr, b: tirx.PrimExpr, before_in: StepStates) -> None:
-            _sums(sums, x, w, before_in(states, h0), (t, b), size, size)
+            _sums(sums, x, w, before_in(states, h0), (t, b), rows=size, size=size)
             with loops([size]) as (j,):
                 T.buffer_store(states, f(sums[t, b, j]), [t, b, j])
 

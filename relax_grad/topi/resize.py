@@ -409,12 +409,12 @@ def _axes(
             as_int64(extent),
             as_int64(target),
             method,
-            coordinate_transformation_mode,
-            rounding_method,
-            cubic_alpha,
-            cubic_exclude,
-            region,
-            dtype,
+            mode=coordinate_transformation_mode,
+            rounding=rounding_method,
+            cubic_alpha=cubic_alpha,
+            cubic_exclude=cubic_exclude,
+            roi=region,
+            dtype=dtype,
         )
         for extent, target, region in zip(extents, size, regions, strict=True)
     ]

@@ -74,7 +74,7 @@ def roi_align(data: te.Tensor, rois: te.Tensor, **attrs: Any) -> te.Tensor:
         r, c, *bin_ = (index[axis] for axis in at)
         rows, columns = regions.rows[r], regions.columns[r]
         samples = te.reduce_axis((0, rows), "row"), te.reduce_axis((0, columns), "column")
-        value = _sample(data, regions, r, c, bin_, samples, at, dtype)
+        value = _sample(data, regions, r, c, bin_, samples=samples, at=at, dtype=dtype)
         if attrs["mode"] == "max":
             return te.max(value, axis=samples)
         return te.sum(value / (rows * columns).astype(dtype), axis=samples)
@@ -136,7 +136,7 @@ def roi_align_backward_data(
                     plane.add(y, x, wy * wx * value)
 
         inputs = [output_grad, positions, weights]
-        total = scatter(add_largest, inputs, regions, data.shape, attrs, dtype)
+        total = scatter(add_largest, inputs, regions, data.shape, attrs, dtype=dtype)
         return cast(total, data.dtype)
 
     def add_bin(
@@ -155,7 +155,17 @@ def roi_align_backward_data(
 
         def store(axis: int, sample: tirx.PrimExpr) -> None:
             which, extent = bin_[axis], data.shape[at[2 + axis]]
-            _store_taps(regions, axis, r, which, sample, extent, positions, weights, scratch)
+            _store_taps(
+                regions,
+                axis,
+                r,
+                which,
+                sample,
+                extent=extent,
+                positions=positions,
+                weights=weights,
+                at=scratch,
+            )
 
         with T.serial(rows) as i:
             store(0, i)
@@ -166,7 +176,7 @@ def roi_align_backward_data(
                     with T.If(tirx.all(y >= 0, x >= 0)), T.Then():
                         plane.add(y, x, wy * wx * value)
 
-    total = scatter(add_bin, [output_grad], regions, data.shape, attrs, dtype, scratch=True)
+    total = scatter(add_bin, [output_grad], regions, data.shape, attrs, dtype=dtype, scratch=True)
     return cast(total, data.dtype)
 
 
@@ -290,7 +300,7 @@ def _sample(
     batch = regions.batch[r]
     terms = []
     rows, columns = (
-        _taps(regions, axis, r, bin_[axis], samples[axis], data.shape[at[2 + axis]])
+        _taps(regions, axis, r, bin_[axis], samples[axis], extent=data.shape[at[2 + axis]])
         for axis in (0, 1)
     )
     for (y, wy, has_y), (x, wx, has_x) in itertools.product(rows, columns):
@@ -321,7 +331,7 @@ def _store_taps(
 
     TVM compiles such long indices and conditions slowly, so statements store their values.
     """
-    taps = _taps(regions, axis, r, which, sample, extent)
+    taps = _taps(regions, axis, r, which, sample, extent=extent)
     for i, (position, weight, exists) in enumerate(taps, start=offset + 2 * axis):
         position = tirx.Select(exists, position, tirx.const(-1, "int64"))
         T.buffer_store(positions, position, [*at, i])
@@ -371,7 +381,16 @@ def _largest_samples(
                 for axis in (0, 1):
                     which, sample, extent = bin_[axis], samples[axis], data.shape[at[2 + axis]]
                     _store_taps(
-                        regions, axis, r, which, sample, extent, positions, weights, place, 4
+                        regions,
+                        axis,
+                        r,
+                        which,
+                        sample,
+                        extent=extent,
+                        positions=positions,
+                        weights=weights,
+                        at=place,
+                        offset=4,
                     )
                 value = tirx.const(0, dtype)
                 for (y, wy), (x, wx) in _corners(positions, weights, place, 4):

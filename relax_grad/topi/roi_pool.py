@@ -126,7 +126,7 @@ def roi_pool_backward_data(
             y, x = row_and_column(which, width)
             plane.add(y, x, grad[place_of(at, r, c, *bin_)].astype(dtype))
 
-    return cast(scatter(add_bin, inputs, regions, data.shape, attrs, dtype), data.dtype)
+    return cast(scatter(add_bin, inputs, regions, data.shape, attrs, dtype=dtype), data.dtype)
 
 
 def roi_pool_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: Any) -> te.Tensor:

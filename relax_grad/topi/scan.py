@@ -63,7 +63,7 @@ def linear_scan(
         return value if increment is None else value + buffers[1][before].astype(dtype)
 
     return cast(
-        _scan(inputs, step, lambda *_: first, axis, reverse, dtype, "linear_scan"),
+        _scan(inputs, step, lambda *_: first, axis, reverse, dtype=dtype, name="linear_scan"),
         multiplier.dtype,
     )
 
@@ -104,7 +104,7 @@ def cumsum_backward_data(
         return tirx.const(0, dtype) if exclusive else buffers[0][here].astype(dtype)
 
     along = 0 if axis is None else axis % len(data_shape)
-    total = _scan([output_grad], step, first, along, True, dtype, "cumsum_backward_data")
+    total = _scan([output_grad], step, first, along, True, dtype=dtype, name="cumsum_backward_data")
     total = cast(total, output_grad.dtype)
     return topi.reshape(total, data_shape) if axis is None else total
 

@@ -60,12 +60,12 @@ def convolution_of(
         data[0],
         data[1],
         weight[0],
-        size,
-        kernel,
-        strides,
-        (*before, *after),
-        dilation,
-        int(attrs.groups),
+        size=size,
+        kernel=kernel,
+        strides=strides,
+        padding=(*before, *after),
+        dilation=dilation,
+        groups=int(attrs.groups),
     )
     if not depth:
         return conv

@@ -63,7 +63,7 @@ def convolution(site: CallSite) -> Kernel | None:
         return Kernel(partial(conv2d, conv, site.cpu, shapes), [data, weight])
     few = few_channels_are_faster(gathering, site.cpu, of_pairs=of_pairs)
     direct = conv_few_channels if few else conv2d
-    make = _choose(site, conv, depthwise, winograd, direct, of_pairs)
+    make = _choose(site, conv, depthwise, winograd, direct, of_pairs=of_pairs)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [data, weight])
 
 
@@ -126,7 +126,7 @@ def _data_gradient(
     few = few_channels_are_faster(gathering, site.cpu, of_pairs=of_pairs)
     direct = conv_few_channels_backward_data if few else conv2d_backward_data
     by_winograd = winograd_backward_data
-    make = _choose(site, conv, depthwise_backward_data, by_winograd, direct, of_pairs)
+    make = _choose(site, conv, depthwise_backward_data, by_winograd, direct, of_pairs=of_pairs)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, weight])
 
 
@@ -147,12 +147,14 @@ def weight_gradient(site: CallSite) -> Kernel | None:
     if conv is None:
         return None
     if isinstance(conv, Conv3d):
-        return _of_volumes(conv, winograd_weight, conv3d_weight, site, shapes, [output_grad, data])
+        return _of_volumes(
+            conv, winograd_weight, conv3d_weight, site, shapes, arguments=[output_grad, data]
+        )
     if _multiplies_tiles(site, output_grad, data) and takes_weight_gradient(conv):
         return Kernel(partial(conv_weight, conv, site.cpu, shapes), [output_grad, data])
     direct = conv_stem if stem_is_faster(conv, site.cpu) else conv_weight
     of_pairs = _multiplies_pairs(site, output_grad, data)
-    make = _choose(site, conv, depthwise_weight, winograd_weight, direct, of_pairs)
+    make = _choose(site, conv, depthwise_weight, winograd_weight, direct, of_pairs=of_pairs)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, data])
 
 

@@ -136,10 +136,10 @@ def _pool(attrs: relax.op.op_attrs.Attrs, data: Shape, result: Shape) -> Pool | 
             data[2 + i],
             sizes[i],
             strides[i],
-            padding[i],
-            result[2 + i],
-            padding[rank + i],
-            dilation[i],
+            before=padding[i],
+            number=result[2 + i],
+            after=padding[rank + i],
+            dilation=dilation[i],
         )
         for i in range(rank)
     )

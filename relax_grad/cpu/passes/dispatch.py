@@ -281,7 +281,14 @@ class _Dispatch(relax.PyExprMutator):
         return self._result(kernel, call, var)
 
     def _site(self, call: relax.Call, lookup: Callable, unread: Sequence[int] = ()) -> CallSite:
-        return CallSite(call, self._cpu, lookup, self._winograd_tile, self._packed, unread)
+        return CallSite(
+            call,
+            self._cpu,
+            lookup,
+            winograd_tile=self._winograd_tile,
+            packed=self._packed,
+            unread=unread,
+        )
 
     def _with_bias(self, call: relax.Call, var: relax.Var, lookup: Callable) -> relax.Expr | None:
         """Return the result of the kernel of a product that adds the bias too, if a call adds a

@@ -207,7 +207,9 @@ def _possible(
             used.update(t for parts in tensors for t in parts)
             callee = mod[value.op] if isinstance(value.op, GlobalVar) else None
             if isinstance(callee, tirx.PrimFunc):
-                yield from _of_call(i, value, callee, tensors, new, lifetimes, places)
+                yield from _of_call(
+                    i, value, callee, tensors, new, lifetimes=lifetimes, places=places
+                )
 
 
 def _of_call(
@@ -239,7 +241,7 @@ def _of_call(
                 and tvm_ffi.structural_equal(argument.ty, result.ty)
                 and tvm_ffi.structural_equal(callee.params[read].ty, callee.params[written].ty)
             ):
-                yield _Reuse(i, operand, result, argument, reads, written)
+                yield _Reuse(i, operand, result, argument=argument, reads=reads, written=written)
 
 
 def _pairs(reuses: Sequence[_Reuse]) -> list[tuple[int, int]]:

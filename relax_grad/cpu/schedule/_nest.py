@@ -341,7 +341,15 @@ def _reduction(
         loaded_buffer(load).same_as(store.buffer) for load in loads(term)
     ):
         return None
-    return Nest(axes, store.buffer, store.indices, term, reduced, type(value), init.value)
+    return Nest(
+        axes,
+        store.buffer,
+        store.indices,
+        value=term,
+        reduced=reduced,
+        combine=type(value),
+        init=init.value,
+    )
 
 
 def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:

@@ -239,11 +239,11 @@ class Reduction(Emitter):
         tiles = Axis(tirx.Var("tile", "int64"), along.extent // width)
         with self.loops([*others, tiles], is_large) as at:
             start = T.Bind(at.pop(tiles.var) * width)
-            self._row(along, at, start, width, width, fits and width % self.width == 0)
+            self._row(along, at, start, width, width, is_vector=fits and width % self.width == 0)
         left = along.extent % width
         if size is None or size % width:
             with self.loops(others, is_large and bool(others)) as at:
-                self._row(along, at, T.Bind(along.extent - left), left, width, False)
+                self._row(along, at, T.Bind(along.extent - left), left, width, is_vector=False)
 
     def _row(
         self,

@@ -437,12 +437,12 @@ def _imported(
         FuseAttention()(module),
         {param.name: param.ty for param in main.params[draws:count]},
         {name: result.ty for name, result in zip(prepared.outputs, results_of(main), strict=False)},
-        trained,
-        untrained,
-        states,
-        draws,
-        explained(roles, params, trainable),
-        Origin(model, {name: places[name] for name in names}, prepared.copies),
+        params=trained,
+        frozen=untrained,
+        states=states,
+        draws=draws,
+        _explanation=explained(roles, params, trainable),
+        _origin=Origin(model, {name: places[name] for name in names}, prepared.copies),
     )
 
 

@@ -111,7 +111,7 @@ def from_module(
     """
     if isinstance(module, nn.Module):
         module = uncompiled(module)
-    check_arguments(module, args, kwargs, loss, targets, custom_convert_map)
+    check_arguments(module, args, kwargs, loss, targets, custom=custom_convert_map)
     check_options(trainable, batch_norm)
     inputs = Inputs.of(module, args, kwargs, targets)
     owners = {"": module, **({"loss": loss} if isinstance(loss, nn.Module) else {})}
@@ -120,7 +120,7 @@ def from_module(
     options = Options(batch_norm, dict(custom_convert_map or {}))
     inputs = _with_batch(inputs, batch, dynamic_shapes)
     shapes = DynamicShapes(dynamic_shapes, inputs)
-    job = _Job(module, loss, owners, flags_of(owners), values, options)
+    job = _Job(module, loss, owners, flags=flags_of(owners), values=values, options=options)
     is_fixed = dynamic_shapes is None
 
     def of(job: _Job, shown_as: str) -> Imported:

@@ -48,7 +48,7 @@ def instance_norm_backward_data(
     ndim = orig_call.args[1].ty.ndim
     channel = int(orig_call.attrs.channel_axis) % ndim
     axes = _axes(orig_call)
-    return _of_affine(orig_call, output_grad, ctx, axes, _of_rows(ctx, axes), channel)
+    return _of_affine(orig_call, output_grad, ctx, axes, _of_rows(ctx, axes), channel=channel)
 
 
 @register_gradient("relax.grad.instance_norm_backward_gamma")
@@ -98,7 +98,9 @@ def layer_norm_backward_data(
     """
     dy, x, gamma, mean, rstd = orig_call.args
     gamma = gamma if orig_call.attrs.scale else None
-    partials = _of_data_of_rows(ctx, orig_call, output_grad, dy, x, gamma, mean, rstd)
+    partials = _of_data_of_rows(
+        ctx, orig_call, output_grad, dy, x, gamma=gamma, mean=mean, rstd=rstd
+    )
     if gamma is None:
         partials[2] = op.zeros_like(orig_call.args[2])
     return cast_each(ctx, partials, orig_call.args)
@@ -131,7 +133,9 @@ def rms_norm_backward_data(
     Backward form: as :func:`layer_norm_backward_data` without mean and ``average(h)``.
     """
     dy, x, weight, rstd = orig_call.args
-    partials = _of_data_of_rows(ctx, orig_call, output_grad, dy, x, weight, None, rstd)
+    partials = _of_data_of_rows(
+        ctx, orig_call, output_grad, dy, x, gamma=weight, mean=None, rstd=rstd
+    )
     return cast_each(ctx, partials, orig_call.args)
 
 
@@ -162,7 +166,7 @@ def batch_norm_statistics(
     axis = int(orig_call.attrs.axis) % ndim
     others = [i for i in range(ndim) if i != axis]
     statistics = _of_channels(ctx, axis, ndim)
-    return _of_statistics(orig_var, orig_call, output_grad, ctx, others, statistics)
+    return _of_statistics(orig_var, orig_call, output_grad, ctx, others, statistics=statistics)
 
 
 @register_gradient("relax.grad.layer_norm_statistics")
@@ -175,7 +179,9 @@ def layer_norm_statistics(
     along the axes.
     """
     axes = _axes(orig_call, 0)
-    return _of_statistics(orig_var, orig_call, output_grad, ctx, axes, _of_rows(ctx, axes))
+    return _of_statistics(
+        orig_var, orig_call, output_grad, ctx, axes, statistics=_of_rows(ctx, axes)
+    )
 
 
 @register_gradient("relax.grad.instance_norm_statistics")
@@ -208,7 +214,9 @@ def group_norm_statistics(
     def share(expr: relax.Expr) -> relax.Expr:
         return average_in_groups(ctx, expr, channel, groups)
 
-    return _of_statistics(orig_var, orig_call, output_grad, ctx, axes, _of_rows(ctx, axes), share)
+    return _of_statistics(
+        orig_var, orig_call, output_grad, ctx, axes, statistics=_of_rows(ctx, axes), share=share
+    )
 
 
 @register_gradient("relax.grad.rms_norm_statistics")

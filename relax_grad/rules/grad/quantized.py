@@ -34,7 +34,10 @@ def quantized_matmul(
     data_grad = backward.quantized_matmul_backward_data(
         output_grad, shape_of(data), weight, scale, *zero_point
     )
-    return [data_grad, *_weight_partials(ctx, output_grad, data, weight, scale, zero_point)]
+    return [
+        data_grad,
+        *_weight_partials(ctx, output_grad, data, weight, scale, zero_point=zero_point),
+    ]
 
 
 @register_gradient("relax.grad.quantized_matmul_backward_data")
@@ -53,7 +56,7 @@ def quantized_matmul_backward_data(
     return [
         backward.quantized_matmul(output_grad, weight, scale, *zero_point),
         no_grad(data_shape),
-        *_weight_partials(ctx, before, output_grad, weight, scale, zero_point),
+        *_weight_partials(ctx, before, output_grad, weight, scale, zero_point=zero_point),
     ]
 
 

@@ -51,7 +51,9 @@ def lstm(
     extra = _Extra(ctx, weight)
     if not _is_zero(ctx, slopes_grad):
         last = _before(ctx, cells, cell)
-        sums, of_last, of_cell = lstm_slopes(ctx, data, before, last, cells, weight, slopes_grad)
+        sums, of_last, of_cell = lstm_slopes(
+            ctx, data, before, last, cells, weight=weight, grad=slopes_grad
+        )
         states_grad = extra.through(sums, states_grad)
         cells_grad = _added(ctx, cells_grad, of_cell)
         cells_grad = _added(ctx, cells_grad, _after(ctx, of_last))
@@ -97,7 +99,7 @@ def gru(
     extra, of_data = _Extra(ctx, weight), None
     if not (_is_zero(ctx, slopes_grad) and _is_zero(ctx, fresh_grad)):
         of_data, products, of_before = gru_slopes(
-            ctx, data, before, weight, bias, slopes_grad, fresh_grad
+            ctx, data, before, weight, bias, slopes_grad=slopes_grad, fresh_grad=fresh_grad
         )
         states_grad = extra.through(products, states_grad, of_before)
     gates, total, hidden_grad = _backward(ctx, states_grad, slopes, weight)
@@ -122,7 +124,7 @@ def _gru_that_resets_first(
     reset = ctx.emit(op.multiply(parts_of(ctx, slopes, 5)[4], before))
     extra = _Extra(ctx, weight, slopes)
     if not _is_zero(ctx, slopes_grad):
-        sums, of_before = reset_slopes(ctx, data, before, slopes, weight, slopes_grad)
+        sums, of_before = reset_slopes(ctx, data, before, slopes, weight, slopes_grad=slopes_grad)
         states_grad = extra.through(sums, states_grad, of_before)
     gates, _, hidden_grad = _backward(ctx, states_grad, slopes, weight)
     gates = extra.added(gates, extra.sums)
@@ -208,7 +210,7 @@ def recurrent_backward(
     )
     states, sums, *own = elements(ctx, tangents, 3 if of_lstm else 2)
     before = _before(ctx, states, hidden)
-    through = _through(ctx, count, grad, gates, total, weight)
+    through = _through(ctx, count, grad, gates, total, weight=weight)
     last = _before(ctx, own[0], cell[0]) if of_lstm else before
     reset = _reset_tangent(ctx, sums, before, slopes) if count == 5 else None
     partials = [
@@ -247,11 +249,11 @@ def recurrent_tangent(
         states_grad = extra.through(sums_grad, states_grad)
     gates, total, *initial = _backward(ctx, states_grad, slopes, weight, *cells_grad)
     if count == 6:
-        through = _through(ctx, count, states_grad, gates, total, weight)
+        through = _through(ctx, count, states_grad, gates, total, weight=weight)
     gates = extra.added(gates, extra.sums)
     if count != 6:
         # The gradient of the reset state is that through all sums.
-        through = _through(ctx, count, states_grad, gates, total, weight)
+        through = _through(ctx, count, states_grad, gates, total, weight=weight)
     before = _before(ctx, states, hidden)
     last = _before(ctx, own[0], cell[0]) if of_lstm else before
     reset = _reset_tangent(ctx, sums, before, slopes) if count == 5 else None

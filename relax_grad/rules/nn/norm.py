@@ -84,7 +84,7 @@ def batch_norm(
         var_grad = emit(op.add(var_grad, op.multiply(momentum, new_var_grad)))
         # The mean of the centered data is 0, so the variance does not depend on the mean.
         data_grad = backward.batch_norm_backward_data(
-            y_grad, data, gamma, mean, rstd, mean_grad, var_grad, **settings
+            y_grad, data, gamma, mean, rstd, mean_grad=mean_grad, variance_grad=var_grad, **settings
         )
         moving_grads = [op.multiply(kept, new_mean_grad), op.multiply(kept, new_var_grad)]
     else:
@@ -182,7 +182,9 @@ def group_norm(
     data, groups = orig_call.args[0], int(orig_call.attrs.num_groups)
     channel = int(orig_call.attrs.channel_axis) % data.ty.ndim
     check_channels(data, channel)
-    return _by_channel(orig_call, output_grad, ctx, channel, backward.group_norm_statistics, groups)
+    return _by_channel(
+        orig_call, output_grad, ctx, channel, backward.group_norm_statistics, groups=groups
+    )
 
 
 @register_gradient("relax.nn.instance_norm")
@@ -312,7 +314,14 @@ def _by_channel(
     var_grad = share(op.multiply(half, op.multiply(op.multiply(slope, u), rstd)))
     gradients = [
         backward.instance_norm_backward_data(
-            output_grad, data, gamma, average, rstd, mean_grad, var_grad, **settings
+            output_grad,
+            data,
+            gamma,
+            average,
+            rstd,
+            mean_grad=mean_grad,
+            variance_grad=var_grad,
+            **settings,
         ),
         op.sum(u, others) if attrs.scale else op.zeros_like(gamma),
         op.sum(t, others) if attrs.center else op.zeros_like(beta),

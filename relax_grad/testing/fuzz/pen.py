@@ -86,7 +86,15 @@ class Pen:
         is_smooth: bool = True,
     ) -> Value:
         """Bind a value of any size; the arguments are as for :meth:`try_bind`."""
-        let = Let(self.name(), template, compute, tuple(operands), kind, operators, is_smooth)
+        let = Let(
+            self.name(),
+            template,
+            compute,
+            operands=tuple(operands),
+            kind=kind,
+            operators=operators,
+            is_smooth=is_smooth,
+        )
         return self.add(let, bound)
 
     def leaves(self, accept: Callable[[Tensor], object] = lambda tensor: True) -> list[Value]:

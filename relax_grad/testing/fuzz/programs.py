@@ -88,10 +88,10 @@ class _Author:
             main,
             tuple(self.functions),
             "symbolic" in self.features,
-            tuple(self.segments(pen.statements)),
-            tuple(self.wrt(params, pen)),
-            target,
-            self.seed,
+            segments=tuple(self.segments(pen.statements)),
+            wrt=tuple(self.wrt(params, pen)),
+            target=target,
+            seed=self.seed,
         )
 
     def pen(self, values: Sequence[Value]) -> Pen:

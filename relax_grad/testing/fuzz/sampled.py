@@ -199,10 +199,10 @@ def form(sample: Sample) -> Form:
         sample.op,
         tuple(lines),
         tuple(_rounded(argument.value) for argument in builder.arguments),
-        tuple("".join(f"[{i}]" for i in path) for path, _ in leaves),
-        tuple(shapes),
-        builder.torch,
-        sample.smooth,
+        leaves=tuple("".join(f"[{i}]" for i in path) for path, _ in leaves),
+        shapes=tuple(shapes),
+        compute=builder.torch,
+        is_smooth=sample.smooth,
     )
 
 

@@ -230,7 +230,7 @@ class _Matcher:
         query, turned = scores.args
         if dropout is None and are_faster_as_products(query, turned, any(moved), bool(terms)):
             return binding
-        result = self._attention(operands, rank, scale, factors, terms, dropout)
+        result = self._attention(operands, rank, scale, factors, terms, dropout=dropout)
         if result is None:
             return binding
         if not are_equal_shapes(batch_of(product), batch_of(weights)):

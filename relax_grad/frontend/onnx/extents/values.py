@@ -298,10 +298,10 @@ class Extents:
         return self.quotient([self.add(number, over)], [value.denominator])
 
     def least(self, a: Element, b: Element) -> Element:
-        return self._choice(tirx.min, min, a, b, a, b)
+        return self._choice(tirx.min, min, a, b, a, more=b)
 
     def largest(self, a: Element, b: Element) -> Element:
-        return self._choice(tirx.max, max, a, b, b, a)
+        return self._choice(tirx.max, max, a, b, b, more=a)
 
     def _choice(
         self,

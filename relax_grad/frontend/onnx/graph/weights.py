@@ -149,7 +149,12 @@ def roles_of(
         and math.prod(tensor.dims)
     ]
     chosen = choices(
-        graph, types, [tensor.name for tensor in possible], constants, arrays, uses.only_exponents
+        graph,
+        types,
+        [tensor.name for tensor in possible],
+        constants,
+        arrays,
+        exponents=uses.only_exponents,
     )
     for tensor in possible:
         chosen[tensor.name] = _own_choice(tensor, chosen[tensor.name], uses.settings)
@@ -167,14 +172,14 @@ def roles_of(
         weights,
         frozen,
         optional,
-        [tensor.name for tensor in floats if tensor.name in uses.statistics],
-        {name: new for name, new in uses.states.items() if name in names},
-        {name: user for name, user in uses.settings.items() if name in names},
-        {name: end for name, end in uses.cut.items() if name in names and name not in chosen},
-        chosen,
-        {},
-        {},
-        {},
+        statistics=[tensor.name for tensor in floats if tensor.name in uses.statistics],
+        states={name: new for name, new in uses.states.items() if name in names},
+        settings={name: user for name, user in uses.settings.items() if name in names},
+        cut={name: end for name, end in uses.cut.items() if name in names and name not in chosen},
+        choices=chosen,
+        integers={},
+        copies={},
+        equal={},
     )
 
 

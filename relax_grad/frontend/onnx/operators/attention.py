@@ -226,7 +226,7 @@ def _group_query_attention(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int
     batch, steps, _ = _extents(query)
     if attrs.get("do_rotary", 0):
         query, key = (
-            _turned(bb, operand, inputs, attrs, count, opset)
+            _turned(bb, operand, inputs, attrs, count, opset=opset)
             for operand, count in ((query, heads), (key, groups))
         )
     query = _in_heads(bb, query, heads)

@@ -217,7 +217,7 @@ def _random_uniform(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Re
     shape, dtype = _drawn(inputs, attrs)
     low, high = attrs.get("low", 0.0), attrs.get("high", 1.0)
     seed, stream = attrs["tvm_custom"]["draw"]()
-    return random.uniform(bb, seed, stream, shape, dtype, low, high)
+    return random.uniform(bb, seed, stream, shape, dtype, low=low, high=high)
 
 
 def _drawn(inputs: Inputs, attrs: Attrs) -> tuple[list, str]:

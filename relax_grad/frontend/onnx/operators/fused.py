@@ -207,7 +207,7 @@ def _rms(
 def _simplified_layer_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     count = attrs["tvm_custom"]["num_outputs"]
     epsilon = attrs.get("epsilon", 1e-5)
-    results = _rms(bb, inputs[0], inputs[1], attrs.get("axis", -1), epsilon, count)
+    results = _rms(bb, inputs[0], inputs[1], attrs.get("axis", -1), epsilon, num_outputs=count)
     return results[0] if len(results) == 1 else relax.Tuple(results)
 
 
@@ -215,7 +215,7 @@ def _simplified_layer_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int
 def _skip_simplified_layer_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data, skip, gamma, bias = (inputs[i] for i in range(4))
     total, count = _sum_of(bb, data, skip, bias), attrs["tvm_custom"]["num_outputs"]
-    results = _rms(bb, total, gamma, -1, attrs.get("epsilon", 1e-12), count)
+    results = _rms(bb, total, gamma, -1, attrs.get("epsilon", 1e-12), num_outputs=count)
     if len(results) == 1:
         return results[0]
     # The mean, the second result, has no meaning here, and is unused.

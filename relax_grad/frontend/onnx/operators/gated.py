@@ -54,7 +54,9 @@ def _causal_conv(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Resul
             None if tensor is None else bb.emit(op.permute_dims(tensor, [0, 2, 1]))
             for tensor in (data, state)
         )
-    results = causal_convolution(bb, data, weight, bias, state, attrs, attrs.get("dilation", 1))
+    results = causal_convolution(
+        bb, data, weight, bias, state, attrs=attrs, dilation=attrs.get("dilation", 1)
+    )
     if is_last:
         results = [bb.emit(op.permute_dims(tensor, [0, 2, 1])) for tensor in results]
     return results[0] if len(results) == 1 else relax.Tuple(results)

@@ -93,14 +93,16 @@ def interpolated(
     # between two elements.
     dtype = "float32" if settings.mode == "nearest" else "float64"
     count = _number(bb, extent, dtype)
-    place = _places(bb, extent, size, scale, settings.coordinates, region, dtype)
+    place = _places(bb, extent, size, scale, settings.coordinates, region=region, dtype=dtype)
     if settings.mode == "nearest":
         if settings.smooth:
             raise Refused("antialiasing has no meaning for the mode nearest")
         index = bb.emit(op.astype(_rounded(bb, place, settings.rounding), "int64"))
         result = bb.emit(op.take(data, index, axis, "clip"))
     else:
-        result = _filtered(bb, data, axis, place, count, extent, size, scale, settings)
+        result = _filtered(
+            bb, data, axis, place, count, extent=extent, size=size, scale=scale, settings=settings
+        )
     if settings.coordinates != "tf_crop_and_resize":
         return result
     last = bb.emit(op.subtract(count, relax.const(1, dtype)))

@@ -94,7 +94,7 @@ def _linear_attention(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> 
         q: te.Tensor, k: te.Tensor, v: te.Tensor, s: te.Tensor, *others: te.Tensor
     ) -> list:
         factors = others[0] if decay is not None else None
-        return linear_attention(q, k, v, s, factors, others[-1] if rate is not None else None)
+        return linear_attention(q, k, v, s, factors, rate=others[-1] if rate is not None else None)
 
     results = bb.emit_te(function, *operands, primfunc_name_hint="linear_attention")
     result = bb.emit(relax.TupleGetItem(results, 0))

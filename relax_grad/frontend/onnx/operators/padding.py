@@ -50,9 +50,11 @@ def _pad(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
             computed[axis % rank] = low, high
         else:
             before[axis % rank], after[axis % rank] = int(low), int(high)
-    data = _by_numbers(bb, data, before, after, mode, value)
+    data = _by_numbers(bb, data, before, after, mode, value=value)
     for axis, (low, high) in computed.items():
-        data = _by_extents(bb, data, arithmetic(attrs), axis, low, high, mode, value)
+        data = _by_extents(
+            bb, data, arithmetic(attrs), axis, low, after=high, mode=mode, value=value
+        )
     return data
 
 

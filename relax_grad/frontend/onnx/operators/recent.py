@@ -100,7 +100,7 @@ def number_of(bb: Builder, extent: tirx.Expr | int) -> relax.Expr:
 def _causal_conv(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the convolution of each channel with the elements before, and the last elements, which
     are the state of the next call."""
-    results = causal_convolution(bb, inputs[0], inputs[1], inputs[2], inputs[3], attrs)
+    results = causal_convolution(bb, inputs[0], inputs[1], inputs[2], inputs[3], attrs=attrs)
     return results[0] if len(results) == 1 else relax.Tuple(results)
 
 

@@ -57,12 +57,14 @@ def _lstm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
         ) -> list:
             peephole = peepholes[0] if peepholes else None
             own = cell.activations[weights.number]
-            return cells.lstm_cells(x, h, c, w, peephole, own, cell.bound, bool(coupled))
+            return cells.lstm_cells(
+                x, h, c, w, peephole, activations=own, bound=cell.bound, is_coupled=bool(coupled)
+            )
 
         return _computed(bb, function, operands, 2)
 
     whole = (usual, [0, 2, 3, 1]) if is_usual else (other, None)
-    return _layer(bb, inputs, attrs, 4, [inputs[5], inputs[6]], lambda _: whole)
+    return _layer(bb, inputs, attrs, 4, [inputs[5], inputs[6]], whole=lambda _: whole)
 
 
 def _gru(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
@@ -84,12 +86,14 @@ def _gru(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
 
         def function(x: te.Tensor, h: te.Tensor, w: te.Tensor, *biases: te.Tensor) -> list:
             bias = biases[0] if biases else None
-            return cells.gru_cells(x, h, w, bias, cell.activations[weights.number], cell.bound)
+            return cells.gru_cells(
+                x, h, w, bias, cell.activations[weights.number], bound=cell.bound
+            )
 
         return _computed(bb, function, operands, 1)
 
     whole = (usual, [1, 0, 2]) if cell.is_usual else (other, None)
-    return _layer(bb, inputs, attrs, 3, [inputs[5]], lambda _: whole, apart=after)
+    return _layer(bb, inputs, attrs, 3, [inputs[5]], whole=lambda _: whole, apart=after)
 
 
 #: The recurrences of plain layers that are operators, by their activation.
@@ -116,7 +120,7 @@ def _rnn(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
 
         return operator, None
 
-    return _layer(bb, inputs, attrs, 1, [inputs[5]], whole)
+    return _layer(bb, inputs, attrs, 1, [inputs[5]], whole=whole)
 
 
 class _Cell(NamedTuple):
@@ -309,7 +313,7 @@ def _layer(
     sequences, lasts = [], []
     for number, backwards in enumerate(_directions(attrs)):
         recurrence, gate_order = whole(number)
-        weights = _Weights(bb, inputs, number, gates, gate_order, apart)
+        weights = _Weights(bb, inputs, number, gates=gates, order=gate_order, apart=apart)
         state = []
         for start in initial:
             if start is None:

@@ -60,7 +60,9 @@ def resize(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> relax.Expr 
         return _by_operator(bb, data, [axis.size for axis in axes[2:]], settings)
     for i in changed:
         region = regions.get(i, Region())
-        data = interpolated(bb, data, i, axes[i].size, axes[i].scale, settings, region)
+        data = interpolated(
+            bb, data, i, axes[i].size, axes[i].scale, settings=settings, region=region
+        )
     return data
 
 
@@ -95,10 +97,10 @@ def _settings(inputs: Inputs, attrs: Attrs, opset: int, shape: list) -> tuple:
         mode,
         _text(attrs, "coordinate_transformation_mode", "half_pixel"),
         _text(attrs, "nearest_mode", "round_prefer_floor"),
-        attrs.get("cubic_coeff_a", -0.75),
-        bool(attrs.get("exclude_outside", 0)),
-        attrs.get("extrapolation_value", 0.0),
-        bool(attrs.get("antialias", 0)),
+        cubic=attrs.get("cubic_coeff_a", -0.75),
+        excludes=bool(attrs.get("exclude_outside", 0)),
+        extrapolated=attrs.get("extrapolation_value", 0.0),
+        smooth=bool(attrs.get("antialias", 0)),
     )
     axes = [axis % rank for axis in attrs.get("axes", range(rank))]
     regions = {}

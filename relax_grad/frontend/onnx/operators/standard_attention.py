@@ -75,7 +75,7 @@ def _attention(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     causal_mask = _causal_mask(settings, query, key, past, lengths) if is_operator else None
     seen = None
     if causal_mask is None:
-        seen = _seen(bb, settings, query, key, past, lengths)
+        seen = _seen(bb, settings, query, key, past, lengths=lengths)
     bias = None if mask is None else _bias(bb, mask, _dtype(query), _extents(key)[1], opset)
     if seen is not None:
         hidden = (relax.const(number, _dtype(query)) for number in (0.0, -math.inf))
@@ -90,7 +90,7 @@ def _attention(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
             result = op.nn.attention_bias(query, key, value, bias, **kwargs)
         result = bb.emit(result)
     else:
-        result, scores = _written_out(bb, settings, query, key, value, bias)
+        result, scores = _written_out(bb, settings, query, key, value, bias=bias)
     if is_flat:
         result = bb.emit(op.reshape(result, [*_extents(result)[:2], -1]))
     else:
@@ -145,7 +145,15 @@ class _Settings(NamedTuple):
                 )
             scale = 1 / math.sqrt(width)
         left, right = windows
-        return cls(scale, bool(attrs.get("is_causal", 0)), left, right, bound, precision, mode)
+        return cls(
+            scale,
+            bool(attrs.get("is_causal", 0)),
+            left,
+            right=right,
+            bound=bound,
+            precision=precision,
+            mode=mode,
+        )
 
     @property
     def is_bounded(self) -> bool:

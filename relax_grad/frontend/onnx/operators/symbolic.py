@@ -259,7 +259,7 @@ def _sliced(
             f"its step {step} is a computed extent; give the extents of the inputs: shapes={{...}}"
         )
     if step < 0:
-        return _backwards(bb, data, extents, axis, start, end, step)
+        return _backwards(bb, data, extents, axis, start, end=end, step=step)
     start, end = (_from_front(extents, bound, extent) for bound in (start, end))
     start = extents.largest(start, 0)
     if not extents.proves(start <= extent):
@@ -271,7 +271,7 @@ def _sliced(
             require = attrs["tvm_custom"].get("require")
             if require is not None:
                 require(end <= extent, f"a table of {extent} rows is read up to the row {end}")
-            return _front(bb, data, axis, extents, start, end, step)
+            return _front(bb, data, axis, extents, start, end=end, step=step)
         end = extents.least(end, extent)
     end = extents.largest(end, start)
     if step == 1 and extents.equal(start, 0) and extents.equal(end, extent):

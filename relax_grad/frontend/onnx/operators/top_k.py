@@ -33,7 +33,7 @@ def _top_k(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
         return None
     key = _sort_key(bb, data)
     if is_symbolic(k):
-        places = _first_places(bb, key, attrs, axis, k, largest)
+        places = _first_places(bb, key, attrs, axis, k, largest=largest)
     else:
         places = bb.emit(op.topk(key, k, axis, "indices", largest, "int64"))
     return relax.Tuple([bb.emit(op.gather_elements(data, places, axis)), places])

@@ -242,7 +242,7 @@ def _dropping(
     """Return an attention with dropout of its weights."""
     stream = relax.const(stream, "int64")
     query, key, value = operands
-    return attention_dropout(query, key, value, seed, stream, rate, bias, **attrs)
+    return attention_dropout(query, key, value, seed, stream, rate=rate, bias=bias, **attrs)
 
 
 def dropped(call: Call, data: relax.Expr, share: float) -> relax.Expr:

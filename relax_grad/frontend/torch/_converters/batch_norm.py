@@ -28,12 +28,14 @@ def _updating(importer: Importer, node: fx.Node) -> tuple:
     variance."""
     data, weight, bias, mean, variance, training, momentum, epsilon = importer.args(node)
     if not training or importer.freezes_batch_norm:
-        result = _normalized(importer, data, weight, bias, mean, variance, epsilon, False)[0]
+        result = _normalized(
+            importer, data, weight, bias, mean, variance=variance, epsilon=epsilon, training=False
+        )[0]
         return result, None, None, mean, variance
     # PyTorch leaves the running statistics as they are for no values; that is not imported.
     importer.require(_count(data) > 1, _REASON)
     result, batch_mean, batch_variance = _normalized(
-        importer, data, weight, bias, mean, variance, epsilon, True
+        importer, data, weight, bias, mean, variance=variance, epsilon=epsilon, training=True
     )
     moved = [
         _moved(importer, mean, batch_mean, momentum),
@@ -53,14 +55,18 @@ def _is_read(node: fx.Node, position: int) -> bool:
 
 def _evaluating(importer: Importer, node: fx.Node) -> tuple:
     data, weight, bias, mean, variance, _, epsilon = importer.args(node)
-    result = _normalized(importer, data, weight, bias, mean, variance, epsilon, False)[0]
+    result = _normalized(
+        importer, data, weight, bias, mean, variance=variance, epsilon=epsilon, training=False
+    )[0]
     return result, None, None
 
 
 def _without_statistics(importer: Importer, node: fx.Node) -> tuple:
     data, weight, bias, _, _, epsilon = importer.args(node)
     importer.require(_count(data) != 1, _REASON)
-    result = _normalized(importer, data, weight, bias, None, None, epsilon, True)[0]
+    result = _normalized(
+        importer, data, weight, bias, None, variance=None, epsilon=epsilon, training=True
+    )[0]
     return result, *_statistics(importer, node, data, epsilon)
 
 

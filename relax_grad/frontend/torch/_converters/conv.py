@@ -36,7 +36,9 @@ def _convolution(
         repeated(setting, rank) for setting in (stride, padding, dilation, output_padding)
     )
     if transposed:
-        result = _transposed(call, data, weight, stride, padding, dilation, extra, groups)
+        result = _transposed(
+            call, data, weight, stride, padding, dilation=dilation, extra=extra, groups=groups
+        )
     else:
         function = getattr(_op.nn, f"conv{rank}d")
         result = function(data, weight, stride, padding * 2, dilation, groups)

@@ -198,7 +198,16 @@ def _separable(
     data = call.cast(data, wide_dtype(kind))
     for axis, extent, size, factor in _axes(call, data, scale_factors):
         if not (isinstance(extent, int) and isinstance(size, int)):
-            data = _weighted(call, data, axis, extent, size, factor, align_corners, weights)
+            data = _weighted(
+                call,
+                data,
+                axis,
+                extent,
+                size,
+                factor=factor,
+                align_corners=align_corners,
+                weights=weights,
+            )
             continue
         scale = _step(call, extent, size, factor, "")
         matrix = _matrix(extent, size, scale, align_corners, weights)

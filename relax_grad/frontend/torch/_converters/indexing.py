@@ -349,7 +349,7 @@ def _scatter(
     if reduce is None:
         result = _op.scatter_elements(data, index, src, axis, "update")
     else:
-        result = _reduced(call, data, index, src, axis, reduce, include_self)
+        result = _reduced(call, data, index, src, axis, reduce=reduce, include_self=include_self)
     return _op.reshape(result, call.shape) if not shape else result
 
 
@@ -372,7 +372,7 @@ def _index_reduce(
     ones = [1] * data.ty.ndim
     ones[axis] = extents_of(index)[0]
     places = call.emit(_op.broadcast_to(call.reshape(index, ones), extents_of(source)))
-    result = _reduced(call, data, places, source, axis, reduce, include_self)
+    result = _reduced(call, data, places, source, axis, reduce=reduce, include_self=include_self)
     return result if shape else _op.reshape(result, [])
 
 
@@ -401,9 +401,9 @@ def _reduced(
         neutral = call.emit(_op.broadcast_to(_neutral(reduce, kind), places))
         data = call.emit(_op.scatter_elements(data, index, neutral, axis, "update"))
     if reduce == "mean":
-        return _scattered_mean(call, data, index, src, axis, include_self)
+        return _scattered_mean(call, data, index, src, axis, include_self=include_self)
     if reduce in ("amax", "amin") and is_float(data):
-        return _scattered_extreme(call, data, index, src, axis, reduce, original)
+        return _scattered_extreme(call, data, index, src, axis, reduce=reduce, original=original)
     return call.emit(_op.scatter_elements(data, index, src, axis, _REDUCTIONS[reduce]))
 
 
@@ -421,7 +421,7 @@ def _scattered_mean(
 ) -> relax.Expr:
     kind = dtype(data)
     total = call.emit(_op.scatter_elements(data, index, src, axis, "add"))
-    count = _counted(call, data, index, axis, 1 if include_self else 0, kind)
+    count = _counted(call, data, index, axis, 1 if include_self else 0, kind=kind)
     count = call.emit(_op.maximum(count, scalar(1, kind)))
     if is_float(data):
         return call.emit(_op.divide(total, count))

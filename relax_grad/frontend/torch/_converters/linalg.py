@@ -151,7 +151,7 @@ def _solve_triangular(
     left: bool = True,
     unitriangular: bool = False,
 ) -> relax.Expr:
-    return _substituted(call, data, B, upper, left, unitriangular)
+    return _substituted(call, data, B, upper, left, unitriangular=unitriangular)
 
 
 @converts(LINALG, "cholesky_solve.default", "cholesky_inverse.default")

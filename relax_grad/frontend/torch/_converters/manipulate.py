@@ -122,7 +122,7 @@ def _slice(
     axis = axis_of(dim, data.ty.ndim)
     count, extent = call.shape[axis], extents_of(data)[axis]
     begin = begin_of(extent, start, count if end is None and step == 1 else None)
-    return sliced(call, data, axis, begin, count, step)
+    return sliced(call, data, axis, begin, count, step=step)
 
 
 @converts(MANIPULATE, "narrow.default")

@@ -77,7 +77,16 @@ def decomposed(
     loss = positions.pop(0) if has_loss else None
     output_names = map(str, positions) if outputs is None else outputs
     roles = dict(zip(output_names, positions, strict=True))
-    return Program(exported, inputs, tensors, constants, roles, loss, states, problems)
+    return Program(
+        exported,
+        inputs,
+        tensors,
+        constants=constants,
+        outputs=roles,
+        loss=loss,
+        states=states,
+        problems=problems,
+    )
 
 
 def _with_core_operators(

@@ -72,9 +72,9 @@ class Inputs:
             args,
             kwargs,
             targets,
-            _leaves(arguments),
-            tuple(positional[: len(args)]),
-            next(variadic, None),
+            leaves=_leaves(arguments),
+            positional=tuple(positional[: len(args)]),
+            variadic=next(variadic, None),
         )
 
     @property

@@ -40,7 +40,14 @@ class Nest:
         self, name: str, body: Sequence, init: Sequence = (), allocated: tuple[ir.Buffer, ...] = ()
     ) -> tuple:
         """Return the loops around a block of statements."""
-        block = ir.Block(name, tuple(self.axes), tuple(body), tuple(init), self.where, allocated)
+        block = ir.Block(
+            name,
+            tuple(self.axes),
+            tuple(body),
+            init=tuple(init),
+            where=self.where,
+            allocated=allocated,
+        )
         return self.around([block])
 
 

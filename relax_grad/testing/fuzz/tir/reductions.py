@@ -21,7 +21,9 @@ class Reductions(Parts):
         name, value, known, start, spatial, reduced = self.reduced(buffer)
         store, init = self.combined(buffer, name, value, names_of(spatial), start)
         if buffer.shape and self.rng.random() < 0.12:
-            return self.reduce_inside(buffer, name, value, known, start, spatial, reduced)
+            return self.reduce_inside(
+                buffer, name, value, known, start, spatial=spatial, reduced=reduced
+            )
         if self.rng.random() < (0.1 if self.is_plain else 0.3):
             self.kinds.add("separate_init")
             self.fill(buffer, start)
