@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
@@ -71,7 +71,9 @@ def _flat(cotangents: Cotangents) -> list:
     return [cotangents]
 
 
-def _cotangent(item, kind: relax.TensorType, resolve, where: str) -> relax.Expr:
+def _cotangent(
+    item: Any, kind: relax.TensorType, resolve: Callable[[relax.Var], relax.Expr], where: str
+) -> relax.Expr:
     """Return the cotangent for a tensor of type ``kind``; a name becomes a new variable."""
     if isinstance(item, str):
         return relax.Var(item, kind)

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import relax, tirx
@@ -157,7 +157,7 @@ class _Division:
         first: dict[int, relax.Var] = {}
         checkpointed = set()
 
-        def key(value):
+        def key(value: relax.Expr) -> Any:
             if isinstance(value, relax.Var):
                 return of.get(value, value)
             if isinstance(value, relax.Call):
@@ -338,7 +338,15 @@ class _Division:
     def _inputs(self) -> list[relax.Var]:
         return [*self._saved_arguments, *self._residuals, *self._cotangents]
 
-    def _module(self, forward, backward, computed, arguments, results, saved) -> tvm.IRModule:
+    def _module(
+        self,
+        forward: str,
+        backward: str,
+        computed: Sequence[relax.Var],
+        arguments: Sequence[relax.Expr],
+        results: Sequence[relax.Expr],
+        saved: Sequence[relax.Var],
+    ) -> tvm.IRModule:
         names = {param.name for param in self._params}
         roots = [*relax.analysis.free_vars(self._result), *self._residuals]
         kept = self._needed(roots)
@@ -386,7 +394,13 @@ class _Division:
     def _gradient(self) -> relax.Expr:
         return relax.Tuple(self._gradients)
 
-    def _function(self, params, bindings: Sequence[relax.Binding], result, attrs) -> relax.Function:
+    def _function(
+        self,
+        params: Sequence[relax.Var],
+        bindings: Sequence[relax.Binding],
+        result: relax.Expr,
+        attrs: Any,
+    ) -> relax.Function:
         body = relax.SeqExpr([relax.BindingBlock(bindings)], result)
         function = relax.Function(
             params, normalized(params, body), is_pure=self._is_pure, attrs=attrs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tvm import relax, tirx
@@ -144,7 +144,7 @@ def _is_backward(call: relax.Call) -> bool:
     return isinstance(call.op, Op) and is_backward_operator(call.op.name)
 
 
-def _within(function: relax.Function, kind: type, wanted) -> list:
+def _within(function: relax.Function, kind: type, wanted: Callable[[relax.Expr], bool]) -> list:
     """Return the wanted expressions of type ``kind`` in a function, including the function
     itself."""
     results = []

@@ -31,7 +31,12 @@ __all__ = ["JOINS"]
 
 
 def _with_statistics(
-    function: str, operator: str, attrs: tuple[str, ...], calls: Calls, var: relax.Var, call
+    function: str,
+    operator: str,
+    attrs: tuple[str, ...],
+    calls: Calls,
+    var: relax.Var,
+    call: BackwardCall,
 ) -> LibraryCall | None:
     """Let a normalisation return the statistics that a later call of ``operator`` computes."""
     data = call.arguments["data"]

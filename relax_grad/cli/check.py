@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .._packages import is_usable, load
 from . import _arguments
@@ -217,15 +217,15 @@ def _checks(
     order."""
     from ..testing import check_against_torch
 
-    def gradients(**settings):
+    def gradients(**settings: Any) -> tuple[float, int]:
         report = sample.check(order=order, through=through, target=target, **settings)
         return report.max_error, report.order
 
-    def parity():
+    def parity() -> tuple[float, int]:
         error = check_against_torch(
             sample.function or sample.op,
             sample.inputs,
-            sample.torch,
+            sample.torch,  # type: ignore[arg-type]  # only for samples with a function of PyTorch
             wrt=sample.wrt,
             through=through,
             target=target,
@@ -347,7 +347,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
     received = []
 
-    def interrupt(signum, frame):
+    def interrupt(signum: int, frame: object) -> None:
         received.append(signum)
         raise KeyboardInterrupt
 

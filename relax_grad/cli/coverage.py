@@ -6,7 +6,7 @@ import argparse
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from . import _arguments
@@ -156,7 +156,7 @@ def _cells(item: OperatorCoverage, with_faults: bool) -> tuple[str, str, str]:
 
 
 def _markdown(items: Sequence[OperatorCoverage]) -> Iterator[str]:
-    def line(cells):
+    def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     yield line(_HEADER)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from . import _arguments
 from ._text import EXIT_CODES, PASSES, count_of, print_json, version_table, versions
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     return code or (1 if session.counts.findings else 0)
 
 
-def _object(finding, subject, seed: int) -> dict:
+def _object(finding: Any, subject: Any, seed: int) -> dict:
     """Return a finding as an object of JSON; docs/checking.md lists its keys."""
     return {
         "program": finding.number,
@@ -152,7 +152,7 @@ def _object(finding, subject, seed: int) -> dict:
     }
 
 
-def _subject(args: argparse.Namespace):
+def _subject(args: argparse.Namespace) -> Any:
     """Return the kind of programs that the command line asks for."""
     if args.tir:
         from ..testing.fuzz.tir.subject import Tir
@@ -164,7 +164,7 @@ def _subject(args: argparse.Namespace):
     return Gradients(Settings(args.through or "relax_grad", args.pipeline))
 
 
-def _summary(counts, subject, seconds: float) -> Iterator[str]:
+def _summary(counts: Any, subject: Any, seconds: float) -> Iterator[str]:
     preposition, noun = subject.part
     yield ""
     yield (
@@ -201,7 +201,7 @@ def _output(stream: TextIO) -> Iterator[tuple[Callable, Callable, Callable]]:
         def write(line: str, style: str | None = None) -> None:
             progress.console.print(line, style=style, markup=False, soft_wrap=True)
 
-        def begin(text: str, counts) -> None:
+        def begin(text: str, counts: Any) -> None:
             progress.update(task, description=f"{_so_far(counts)}; {text}")
             progress.refresh()
 
@@ -213,7 +213,7 @@ def _at_intervals(stream: TextIO) -> Callable[..., None]:
     :data:`_INTERVAL`."""
     said = None
 
-    def begin(text: str, counts) -> None:
+    def begin(text: str, counts: Any) -> None:
         nonlocal said
         now = time.monotonic()
         if said is None or now - said >= _INTERVAL:
@@ -223,5 +223,5 @@ def _at_intervals(stream: TextIO) -> Callable[..., None]:
     return begin
 
 
-def _so_far(counts) -> str:
+def _so_far(counts: Any) -> str:
     return f"{counts.programs} done, {count_of(counts.findings, 'finding')}"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tvm
 import tvm_ffi
@@ -69,7 +69,9 @@ class Communicator:
         for measurements. It carries one collective at a time.
     """
 
-    def __init__(self, world, group, peers, rank: int, num_workers: int, num_groups: int):
+    def __init__(
+        self, world: Any, group: Any, peers: Any, rank: int, num_workers: int, num_groups: int
+    ):
         self.world, self.group, self.peers, self.rank = world, group, peers, rank
         self.num_workers, self.num_groups = num_workers, num_groups
         self.failure = self.raised = ""
@@ -183,61 +185,69 @@ class Communicator:
         for transport in {id(e): e for e in (self.world, self.group, self.peers)}.values():
             transport.close()
 
-    def _among(self, in_group: bool):
+    def _among(self, in_group: bool) -> Any:
         return self.group if in_group else self.world
 
-    def allreduce(self, send, kind: int, in_group: bool, recv) -> None:
+    def allreduce(
+        self, send: tvm.runtime.Tensor, kind: int, in_group: bool, recv: tvm.runtime.Tensor
+    ) -> None:
         self.sent += _bytes(send)
         if _elements(send):
             self._among(in_group).allreduce([send], KINDS[kind], [recv])
 
-    def allgather(self, send, in_group: bool, recv) -> None:
+    def allgather(self, send: tvm.runtime.Tensor, in_group: bool, recv: tvm.runtime.Tensor) -> None:
         among = self._among(in_group)
         _check_sizes("allgather", recv, send, among.size)
         self.sent += _bytes(send)
         among.allgather(send, recv)
 
-    def gather_of_peers(self, send, recv) -> None:
+    def gather_of_peers(self, send: tvm.runtime.Tensor, recv: tvm.runtime.Tensor) -> None:
         """Gather the tensors of the workers of the same place in each group; Disco has no such
         collective."""
         self.sent += _bytes(send)
         self.peers.allgather(send, recv)
 
-    def broadcast_from_worker0(self, send, in_group: bool, recv) -> None:
+    def broadcast_from_worker0(
+        self, send: tvm.runtime.Tensor, in_group: bool, recv: tvm.runtime.Tensor
+    ) -> None:
         among = self._among(in_group)
         self.sent += _bytes(recv) if among.rank == 0 else 0
         among.broadcast(send if among.rank == 0 else None, recv)
 
-    def scatter_from_worker0(self, send, in_group: bool, recv) -> None:
+    def scatter_from_worker0(
+        self, send: tvm.runtime.Tensor, in_group: bool, recv: tvm.runtime.Tensor
+    ) -> None:
         among = self._among(in_group)
         if among.rank == 0:
             _check_sizes("scatter_from_worker0", send, recv, among.size)
             self.sent += _bytes(send)
         among.scatter(send if among.rank == 0 else None, recv)
 
-    def gather_to_worker0(self, send, in_group: bool, recv) -> None:
+    def gather_to_worker0(
+        self, send: tvm.runtime.Tensor, in_group: bool, recv: tvm.runtime.Tensor
+    ) -> None:
         among = self._among(in_group)
         if among.rank == 0:
             _check_sizes("gather_to_worker0", recv, send, among.size)
         self.sent += _bytes(send)
         among.gather(send, recv if among.rank == 0 else None)
 
-    def recv_from_worker0(self, buffer) -> None:
+    def recv_from_worker0(self, buffer: tvm.runtime.Tensor) -> None:
         self._check_other(0)
         self.world.recv(buffer, 0)
 
-    def send_to_next_group(self, buffer) -> None:
+    def send_to_next_group(self, buffer: tvm.runtime.Tensor) -> None:
         self.send_to_worker(buffer, self.rank + self.num_workers // self.num_groups)
 
-    def recv_from_prev_group(self, buffer) -> None:
+    def recv_from_prev_group(self, buffer: tvm.runtime.Tensor) -> None:
         self.recv_from_worker(buffer, self.rank - self.num_workers // self.num_groups)
 
-    def send_to_worker(self, buffer, receiver: int) -> None:
+    def send_to_worker(self, buffer: tvm.runtime.Tensor, receiver: int) -> None:
         self._check_other(receiver)
         self.sent += _bytes(buffer)
         self.world.send(buffer, receiver)
 
-    def recv_from_worker(self, buffer, sender: int) -> None:
+    def recv_from_worker(self, buffer: tvm.runtime.Tensor, sender: int) -> None:
         self._check_other(sender)
         self.world.recv(buffer, sender)
 
@@ -270,7 +280,7 @@ def register() -> None:
     tvm_ffi.register_global_func(GATHER, _gather_of_peers, override=True)
 
 
-def _start_allreduce(kind: str, among: str, *sends) -> list[tvm.runtime.Tensor]:
+def _start_allreduce(kind: str, among: str, *sends: tvm.runtime.Tensor) -> list[tvm.runtime.Tensor]:
     return current().start_allreduce(sends, str(kind), str(among))
 
 
@@ -278,7 +288,7 @@ def _wait(recvs: Sequence) -> Sequence:
     return current().wait(recvs)
 
 
-def _part_of_peer(flat) -> tvm.runtime.Tensor:
+def _part_of_peer(flat: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
     peers = current().peers
     part = tvm.runtime.empty((int(flat.shape[0]) // peers.size,), flat.dtype)
     elements = viewed(part)
@@ -286,7 +296,7 @@ def _part_of_peer(flat) -> tvm.runtime.Tensor:
     return part
 
 
-def _gather_of_peers(part) -> tvm.runtime.Tensor:
+def _gather_of_peers(part: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
     used = current()
     whole = tvm.runtime.empty((int(part.shape[0]) * used.peers.size,), part.dtype)
     used.call("gather_of_peers", (part, whole))
@@ -294,7 +304,7 @@ def _gather_of_peers(part) -> tvm.runtime.Tensor:
 
 
 def _dispatching(name: str) -> Callable:
-    def collective(*arguments):
+    def collective(*arguments: Any) -> None:
         current().call(name, arguments)
 
     return functools.update_wrapper(collective, getattr(Communicator, name))
@@ -315,7 +325,9 @@ def _elements(tensor: tvm.runtime.Tensor) -> int:
     return count
 
 
-def _check_sizes(name: str, whole, part, count: int) -> None:
+def _check_sizes(
+    name: str, whole: tvm.runtime.Tensor, part: tvm.runtime.Tensor, count: int
+) -> None:
     if _elements(whole) != count * _elements(part) or whole.dtype != part.dtype:
         raise ValueError(
             f"the whole of shape {tuple(whole.shape)} and dtype {whole.dtype} must have {count} "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
 import tvm_ffi
 
@@ -44,7 +45,7 @@ def disco() -> ModuleType:
     return importlib.import_module(name)
 
 
-def process_session(num_workers: int, num_groups: int, pool: str):
+def process_session(num_workers: int, num_groups: int, pool: str) -> Any:
     """Return Disco's session of processes.
 
     Parameters

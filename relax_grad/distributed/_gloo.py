@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tvm
 
@@ -34,7 +35,7 @@ class Gloo:
     """
 
     def __init__(
-        self, store, rank: int, size: int, host: str, timeout: float, start_timeout: float
+        self, store: Any, rank: int, size: int, host: str, timeout: float, start_timeout: float
     ):
         from torch.distributed import ProcessGroupGloo
 
@@ -95,7 +96,7 @@ class Gloo:
 
         return Reduction(work, finish)
 
-    def allgather(self, send, recv) -> None:
+    def allgather(self, send: tvm.runtime.Tensor, recv: tvm.runtime.Tensor) -> None:
         """Write the tensors of all workers to ``recv``, in the order of their numbers."""
         parts = _shared(recv).reshape(self.size, -1)
         flat = _shared(send).reshape(-1)
@@ -104,7 +105,7 @@ class Gloo:
         else:
             self._group.allgather([list(parts.unbind(0))], [flat]).wait()
 
-    def broadcast(self, send, recv) -> None:
+    def broadcast(self, send: tvm.runtime.Tensor | None, recv: tvm.runtime.Tensor) -> None:
         """Write the tensor of worker 0 to ``recv``; ``send`` is None on the others."""
         from torch.distributed import BroadcastOptions
 
@@ -116,7 +117,7 @@ class Gloo:
             options.rootRank, options.rootTensor = 0, 0
             self._group.broadcast([result], options).wait()
 
-    def scatter(self, send, recv) -> None:
+    def scatter(self, send: tvm.runtime.Tensor | None, recv: tvm.runtime.Tensor) -> None:
         """Write the worker's part of the tensor of worker 0 to ``recv``; ``send`` is None on the
         others."""
         from torch.distributed import ScatterOptions
@@ -130,7 +131,7 @@ class Gloo:
         options.rootRank = 0
         self._group.scatter([result], [parts] if parts else [], options).wait()
 
-    def gather(self, send, recv) -> None:
+    def gather(self, send: tvm.runtime.Tensor, recv: tvm.runtime.Tensor | None) -> None:
         """Write the tensors of all workers to ``recv`` of worker 0, which is None on the others."""
         from torch.distributed import GatherOptions
 
@@ -149,16 +150,16 @@ class Gloo:
             raise RuntimeError("there is no other worker")
         return self._group
 
-    def send(self, buffer, receiver: int) -> None:
+    def send(self, buffer: tvm.runtime.Tensor, receiver: int) -> None:
         """Send a tensor to another worker."""
         self._others().send([_shared(buffer).reshape(-1)], receiver, 0).wait()
 
-    def recv(self, buffer, sender: int) -> None:
+    def recv(self, buffer: tvm.runtime.Tensor, sender: int) -> None:
         """Receive a tensor of another worker."""
         self._others().recv([_shared(buffer).reshape(-1)], sender, 0).wait()
 
 
-def _shared(tensor: tvm.runtime.Tensor):
+def _shared(tensor: tvm.runtime.Tensor) -> Any:
     """Return a tensor of PyTorch with the same memory."""
     import torch
 
@@ -168,7 +169,7 @@ def _shared(tensor: tvm.runtime.Tensor):
         raise TypeError(f"gloo cannot move tensors of the dtype {tensor.dtype}") from error
 
 
-def _divided(whole, parts: Sequence) -> list:
+def _divided(whole: Any, parts: Sequence) -> list:
     """Return the parts of a vector that have the sizes of others."""
     return list(whole.split([part.numel() for part in parts]))
 
@@ -212,7 +213,7 @@ def connect(settings: dict, rank: int) -> tuple[Gloo, Gloo, Gloo]:
     return world, among(f"group{group}", place, group_size), among(f"place{place}", group, groups)
 
 
-def serve(listening) -> tuple[object, int]:
+def serve(listening: socket.socket) -> tuple[object, int]:
     """Return the store of a session on a listening socket, which it takes over, and its port."""
     from torch.distributed import TCPStore
 

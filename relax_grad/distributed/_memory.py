@@ -212,7 +212,7 @@ class Messages:
         at = (2 * self._members[reader] + kind) * _SEMAPHORE
         return ctypes.c_void_p(region.address + at)
 
-    def _slot(self, region: _Mapped, reader: int, number: int):
+    def _slot(self, region: _Mapped, reader: int, number: int) -> ctypes.Array:
         at = 2 * self._workers * _SEMAPHORE
         at += (self._members[reader] * _SLOTS + number % _SLOTS) * _SLOT
         return (ctypes.c_int64 * 2).from_address(region.address + at)
@@ -249,7 +249,7 @@ class _Mapped:
     def __enter__(self) -> _Mapped:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

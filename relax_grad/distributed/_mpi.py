@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
@@ -69,7 +69,9 @@ class Mpi:
         work = self._thread.submit(_reduce, self._beside, own, kind)
         return Reduction(_Work(work), finish)
 
-    def _prepared(self, sends: Sequence, kind: str, recvs: Sequence):
+    def _prepared(
+        self, sends: Sequence, kind: str, recvs: Sequence
+    ) -> tuple[np.ndarray, Callable[[], None]]:
         """Return a vector of tensors to reduce, and the function that writes the results."""
         operands = [viewed(tensor) for tensor in sends]
         results = [viewed(tensor) for tensor in recvs]
@@ -92,36 +94,36 @@ class Mpi:
 
         return own, finish
 
-    def allgather(self, send, recv) -> None:
+    def allgather(self, send: tvm.runtime.Tensor, recv: tvm.runtime.Tensor) -> None:
         """Write the tensors of all workers to ``recv``, in the order of their numbers."""
         self._communicator.Allgather(_bytes(send), _bytes(recv))
 
-    def broadcast(self, send, recv) -> None:
+    def broadcast(self, send: tvm.runtime.Tensor | None, recv: tvm.runtime.Tensor) -> None:
         """Write the tensor of worker 0 to ``recv``; ``send`` is None on the others."""
         result = _bytes(recv)
         if send is not None:
             result[...] = _bytes(send)
         self._communicator.Bcast(result, 0)
 
-    def scatter(self, send, recv) -> None:
+    def scatter(self, send: tvm.runtime.Tensor | None, recv: tvm.runtime.Tensor) -> None:
         """Write the worker's part of the tensor of worker 0 to ``recv``; ``send`` is None on the
         others."""
         self._communicator.Scatter(None if send is None else _bytes(send), _bytes(recv), 0)
 
-    def gather(self, send, recv) -> None:
+    def gather(self, send: tvm.runtime.Tensor, recv: tvm.runtime.Tensor | None) -> None:
         """Write the tensors of all workers to ``recv`` of worker 0, which is None on the others."""
         self._communicator.Gather(_bytes(send), None if recv is None else _bytes(recv), 0)
 
-    def send(self, buffer, receiver: int) -> None:
+    def send(self, buffer: tvm.runtime.Tensor, receiver: int) -> None:
         """Send a tensor to another worker."""
         self._communicator.Send(_bytes(buffer), receiver)
 
-    def recv(self, buffer, sender: int) -> None:
+    def recv(self, buffer: tvm.runtime.Tensor, sender: int) -> None:
         """Receive a tensor of another worker."""
         self._communicator.Recv(_bytes(buffer), sender)
 
 
-def _reduce(communicator, own: np.ndarray, kind: str) -> None:
+def _reduce(communicator: Any, own: np.ndarray, kind: str) -> None:
     from mpi4py import MPI
 
     operations = {"prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}

@@ -14,6 +14,7 @@ import secrets
 import socket
 import sys
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 import tvm
@@ -141,13 +142,13 @@ def _told() -> dict | None:
 class MpiNode(RemoteNode):
     """Another process of ``mpiexec``, which is one worker."""
 
-    def kill(self):
+    def kill(self) -> None:
         """Let the process end together with this one: ``mpiexec`` would end this one with it."""
         _JOB.has_failed = True
         for channel in self.channels().values():
             channel.silence()
 
-    def close(self, seconds):
+    def close(self, seconds: float) -> None:
         super().close(seconds)
         _JOB.has_failed = _JOB.has_failed or not self.has_ended
 
@@ -202,7 +203,7 @@ def _serve_session(address: tuple[str, int], secret: str) -> None:
             control.shutdown(socket.SHUT_RDWR)
 
 
-def _end_with(lines, has_ended: threading.Event) -> None:
+def _end_with(lines: Iterable[str], has_ended: threading.Event) -> None:
     """End this process when the controller's ends."""
     with contextlib.suppress(OSError, ValueError):
         for line in lines:

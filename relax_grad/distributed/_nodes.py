@@ -101,13 +101,13 @@ class LocalNode(Node):
     def channels(self) -> dict[int, Channel]:
         return self._channels
 
-    def listen(self, notice):
+    def listen(self, notice: Callable[[dict], None]) -> None:
         for process in self._processes:
             thread = threading.Thread(target=self._watch, args=(process, notice), daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def _watch(self, process: Process, notice) -> None:
+    def _watch(self, process: Process, notice: Callable[[dict], None]) -> None:
         with open(process.reports, closefd=False) as lines:
             for line in lines:
                 notice(json.loads(line))
@@ -115,19 +115,19 @@ class LocalNode(Node):
         self._channels[process.rank].silence()
         notice({"rank": process.rank, "end": cause_of(code)})
 
-    def end_worker(self, rank):
+    def end_worker(self, rank: int) -> None:
         for process in self._processes:
             if process.rank == rank:
                 process.kill()
 
-    def kill(self):
+    def kill(self) -> None:
         for process in self._processes:
             process.kill()
         if not self._is_closed:
             self.machine.end_waits()  # worker 0 may wait for another one
         self._finish()
 
-    def close(self, seconds):
+    def close(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         for process in self._processes:
             if process.wait(max(0.0, end - time.monotonic())) is None:
@@ -215,11 +215,11 @@ class RemoteNode(Node):
     def channels(self) -> dict[int, Channel]:
         return self._channels
 
-    def listen(self, notice):
+    def listen(self, notice: Callable[[dict], None]) -> None:
         self._thread = threading.Thread(target=self._watch, args=(notice,), daemon=True)
         self._thread.start()
 
-    def _watch(self, notice) -> None:
+    def _watch(self, notice: Callable[[dict], None]) -> None:
         # Whatever ends the reports of this machine ends its workers.
         with contextlib.suppress(Exception), self._connection.makefile("r") as lines:
             while line := lines.readline(_LONGEST):
@@ -232,16 +232,16 @@ class RemoteNode(Node):
             channel.silence()
             notice({"rank": rank, "end": "the connection to its machine has ended"})
 
-    def end_worker(self, rank):
+    def end_worker(self, rank: int) -> None:
         relayed = self._relays.get(rank)
         if relayed is not None:
             relayed.kill()
         self._channels[rank].silence()
 
-    def kill(self):
+    def kill(self) -> None:
         self.close(0.0)
 
-    def close(self, seconds):
+    def close(self, seconds: float) -> None:
         with contextlib.suppress(OSError):
             _handshake.send(self._connection, {"end": seconds, "again": self.again})
         if self._thread is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
@@ -68,7 +68,7 @@ class ParallelTrainer(Trainer):
         session: Session,
         layouts: Mapping[str, list[Layout]],
         check_every: int,
-        **options,
+        **options: Any,
     ):
         self.session, self.parallel_step = session, parallel
         self._check_every, self._name = check_every, f"replica {id(self)}"
@@ -92,7 +92,7 @@ class ParallelTrainer(Trainer):
             self.session.run("replica", name=self._name, library=library)
         return _Machine(super()._started(), self._run)
 
-    def _take(self, moment) -> None:
+    def _take(self, moment: Any) -> None:
         """Give the tensors of a state to all workers, and take it with worker 0's part of those
         that are divided."""
         # Until all workers have it, a state would be partly the old one.
@@ -106,7 +106,7 @@ class ParallelTrainer(Trainer):
         self.session.run("share_tensors", name=self._name, types=types, layouts=self._layouts)
         super()._take(moment._replace(groups=inbox.pop("groups")))
 
-    def _group(self, name: str):
+    def _group(self, name: str) -> dict:
         if not any(layout is not None for layout in self._layouts[name]):
             return super()._group(name)
         kinds = getattr(self.train_step, name).values()
@@ -116,7 +116,7 @@ class ParallelTrainer(Trainer):
         self.session.run("gather_tensors", name=self._name, group=name, types=types)
         return dict(zip(getattr(self.train_step, name), inbox.pop("wholes"), strict=True))
 
-    def _run(self, function: str, *arguments):
+    def _run(self, function: str, *arguments: Any) -> Any:
         """Run a function of the step on all workers, and return the result of worker 0."""
         count, numbers = len(self.train_step.batch), len(self.train_step.hyperparameters)
         batch = [tensor.numpy() for tensor in arguments[:count]]
@@ -171,7 +171,7 @@ class ParallelTrainer(Trainer):
                     )
                     raise WorkerError(rank, self.session.hosts[rank], cause)
 
-    def export(self, folder, *, target=None, **options) -> None:
+    def export(self, folder: Any, *, target: Any = None, **options: Any) -> None:
         """Write a folder for programs without Python: the step of one worker, with the state of
         this moment.
 
@@ -232,7 +232,7 @@ class _Machine(Mapping):
             raise KeyError(name)
         return self._here[name]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(("step", "accumulate"))
 
     def __len__(self) -> int:

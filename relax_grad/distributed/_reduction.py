@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 
 class Reduction:
@@ -25,7 +26,7 @@ class Reduction:
         The time of ``time.perf_counter`` at which the work ended, as far as it is known.
     """
 
-    def __init__(self, work, finish: Callable[[], None], *, is_beside: bool = True):
+    def __init__(self, work: Any, finish: Callable[[], None], *, is_beside: bool = True):
         self._work, self._finish, self.is_beside = work, finish, is_beside
         self.ended: float | None = None
         if work is not None:
@@ -33,7 +34,7 @@ class Reduction:
         elif is_beside:
             self.ended = time.perf_counter()
 
-    def _note(self, _future) -> None:
+    def _note(self, _future: object) -> None:
         self.ended = time.perf_counter()
 
     def wait(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Any
 
 import numpy as np
 import tvm
@@ -75,7 +76,9 @@ def share_tensors(
         worker.inbox["groups"], own_replica.groups = own_replica.groups, {}
 
 
-def _received(worker: Worker, whole, shape: list[int], dtype: str, layout: Layout):
+def _received(
+    worker: Worker, whole: Any, shape: list[int], dtype: str, layout: Layout
+) -> tvm.runtime.Tensor:
     """Return a tensor of the controller, or the worker's part of it."""
     call = worker.communicator.call
     if layout is None:
@@ -223,7 +226,9 @@ def step(
     }
 
 
-def _share(worker: Worker, whole, shape: list[int], dtype: str, ranges) -> tvm.runtime.Tensor:
+def _share(
+    worker: Worker, whole: Any, shape: list[int], dtype: str, ranges: Any
+) -> tvm.runtime.Tensor:
     """Return the worker's share of a tensor of the controller."""
     call = worker.communicator.call
     if ranges is None:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ._arrays import at_address, reduce_to, viewed
 from ._memory import CAPACITY, Message, Messages
 from ._reduction import Reduction
+
+if TYPE_CHECKING:
+    import tvm
 
 #: The bytes to which the places of tensors within a message are aligned.
 _UNIT = 64
@@ -66,7 +70,7 @@ class Shared:
         self._pending.append(pending)
         return pending
 
-    def _write(self, arrays: Sequence[np.ndarray], readers: Sequence[int]):
+    def _write(self, arrays: Sequence[np.ndarray], readers: Sequence[int]) -> tuple[Any, list[int]]:
         """Send arrays as one message; return it, and their places in it."""
         sizes = [_padded(array) for array in arrays]
         places = list(itertools.accumulate(sizes, initial=0))[:-1]
@@ -91,7 +95,7 @@ class Shared:
             self._is_finishing = False
 
     @contextlib.contextmanager
-    def _message(self, sender: int, size: int):
+    def _message(self, sender: int, size: int) -> Iterator[int]:
         """Read the next message of a worker, which must have a size; the result is its address."""
         number = self._messages.expect(sender)
         yield self._checked(sender, number, size)
@@ -112,7 +116,7 @@ class Shared:
         with self._message(sender, _padded(array)) as address:
             array[...] = at_address(address, array.size, array.dtype)
 
-    def allgather(self, send, recv) -> None:
+    def allgather(self, send: tvm.runtime.Tensor, recv: tvm.runtime.Tensor) -> None:
         """Write the tensors of all workers to ``recv``, in the order of their numbers."""
         own, whole = _bytes(send), _bytes(recv).reshape(self.size, -1)
         whole[self.rank] = own
@@ -121,7 +125,7 @@ class Shared:
             for sender in self._others:
                 self._receive(whole[sender][part], sender)
 
-    def broadcast(self, send, recv) -> None:
+    def broadcast(self, send: tvm.runtime.Tensor | None, recv: tvm.runtime.Tensor) -> None:
         """Write the tensor of worker 0 to ``recv``; ``send`` is None on the others."""
         result = _bytes(recv)
         if self.rank == 0 and send is not recv:
@@ -132,7 +136,7 @@ class Shared:
             else:
                 self._receive(result[part], 0)
 
-    def scatter(self, send, recv) -> None:
+    def scatter(self, send: tvm.runtime.Tensor | None, recv: tvm.runtime.Tensor) -> None:
         """Write the worker's part of the tensor of worker 0 to ``recv``; ``send`` is None on the
         others."""
         result = _bytes(recv)
@@ -144,7 +148,7 @@ class Shared:
         for reader in self._others:
             self._send_all(parts[reader], reader)
 
-    def gather(self, send, recv) -> None:
+    def gather(self, send: tvm.runtime.Tensor, recv: tvm.runtime.Tensor | None) -> None:
         """Write the tensors of all workers to ``recv`` of worker 0, which is None on the others."""
         own = _bytes(send)
         if self.rank:
@@ -155,11 +159,11 @@ class Shared:
         for sender in self._others:
             self._receive_all(parts[sender], sender)
 
-    def send(self, buffer, receiver: int) -> None:
+    def send(self, buffer: tvm.runtime.Tensor, receiver: int) -> None:
         """Send a tensor to another worker."""
         self._send_all(_bytes(buffer), receiver)
 
-    def recv(self, buffer, sender: int) -> None:
+    def recv(self, buffer: tvm.runtime.Tensor, sender: int) -> None:
         """Receive a tensor of another worker."""
         self._receive_all(_bytes(buffer), sender)
 
@@ -209,7 +213,7 @@ def _padded(array: np.ndarray) -> int:
     return -(-array.nbytes // _UNIT) * _UNIT
 
 
-def _bytes(tensor) -> np.ndarray:
+def _bytes(tensor: tvm.runtime.Tensor) -> np.ndarray:
     return viewed(tensor).view(np.uint8)
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 #: The bytes of a pipe, if the system gives so many: those that Disco's destructors write while a
 #: worker is stopped must fit, because they hold Python's lock.
@@ -138,7 +138,9 @@ class Watchdog:
         return None
 
 
-def _watch(channels, own: weakref.ref, is_over: threading.Event, late: weakref.WeakMethod) -> None:
+def _watch(
+    channels: dict[int, Any], own: weakref.ref, is_over: threading.Event, late: weakref.WeakMethod
+) -> None:
     while not is_over.wait(_LOOK):
         watchdog, notice = own(), late()
         if watchdog is None or notice is None:

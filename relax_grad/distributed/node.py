@@ -90,7 +90,9 @@ def _assignment(lines: TextIO) -> dict | None:
 class _Service:
     """The workers of this machine."""
 
-    def __init__(self, connection: socket.socket, address, secret: str, assignment: dict):
+    def __init__(
+        self, connection: socket.socket, address: tuple[str, int], secret: str, assignment: dict
+    ):
         self._connection, self._lock = connection, threading.Lock()
         self._restarts = bool(assignment["restarts"])
         self._processes: list[Process] = []
@@ -104,7 +106,9 @@ class _Service:
             self._end()
             raise
 
-    def _start(self, rank: int, assignment: dict, address, secret: str, host: str) -> None:
+    def _start(
+        self, rank: int, assignment: dict, address: tuple[str, int], secret: str, host: str
+    ) -> None:
         more = {"rank": rank, "token": assignment["token"]}
         with socket.create_connection(address, 10.0) as channel:
             _handshake.introduce(channel, secret, more)

@@ -13,7 +13,7 @@ import queue
 import secrets
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -305,8 +305,10 @@ class Session(Calls):
         """Make Disco's session on the channels of workers that run already."""
         disco()
 
-        def pool(num_workers: int, num_groups: int, entrypoint: str):
-            def handles(rank: int):
+        def pool(
+            num_workers: int, num_groups: int, entrypoint: str
+        ) -> Callable[[int], tvm_ffi.Shape | None]:
+            def handles(rank: int) -> tvm_ffi.Shape | None:
                 channel = channels.get(rank)
                 return (
                     None if channel is None else tvm_ffi.Shape([channel.replies, channel.commands])

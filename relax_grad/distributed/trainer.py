@@ -203,11 +203,18 @@ def _divided(step: TrainStep, replicated: Collection[str]) -> list[str]:
 
 
 def _differentiate(
-    split, reduction: str, batch_norm: str, bucket_bytes: int, overlap: bool, group_size: int = 1
+    split: Any,
+    reduction: str,
+    batch_norm: str,
+    bucket_bytes: int,
+    overlap: bool,
+    group_size: int = 1,
 ) -> Callable:
     """Return the differentiation of a step's loss on several workers."""
 
-    def differentiate(source, variables, name: str, cotangent: str | None) -> tvm.IRModule:
+    def differentiate(
+        source: Any, variables: Sequence[relax.Var], name: str, cotangent: str | None
+    ) -> tvm.IRModule:
         function = source.function
         averaged = [path for path in source.new_states.values() if _is_float(function.ret_ty, path)]
         pass_ = DataParallel(
@@ -231,7 +238,7 @@ def _differentiate(
     return differentiate
 
 
-def _is_float(kind, path: Sequence[int]) -> bool:
+def _is_float(kind: relax.Type, path: Sequence[int]) -> bool:
     for i in path:
         kind = kind.fields[i]
     return holds_floats(kind)

@@ -108,7 +108,9 @@ def read(
 
 
 class _Reader:
-    def __init__(self, module, entry: Entry, state: Mapping[str, Tensor], constants: Constants):
+    def __init__(
+        self, module: tvm.IRModule, entry: Entry, state: Mapping[str, Tensor], constants: Constants
+    ):
         self._module, self._entry, self._state, self._constants = module, entry, state, constants
         self._slots: list[Slot] = []
         self._inputs: dict[str, _InArena] = {}
@@ -135,7 +137,7 @@ class _Reader:
             workspace=0,
         )
 
-    def _argument(self, names: str | tuple[str, ...], ty: relax.Type):
+    def _argument(self, names: str | tuple[str, ...], ty: relax.Type) -> Any:
         if not isinstance(names, str):
             return [self._argument(name, part) for name, part in zip(names, ty.fields, strict=True)]
         if names in self._state:
@@ -149,7 +151,7 @@ class _Reader:
         self._slots.append(slot)
         return _InArena(shape, dtype, slot)
 
-    def _results(self, result) -> tuple[list, list[tuple[Any, Tensor]]]:
+    def _results(self, result: Any) -> tuple[list, list[tuple[Any, Tensor]]]:
         """Return the results for the caller, and the new values of tensors of the state that have
         another place."""
         fields = result if isinstance(result, list) else [result]
@@ -187,7 +189,7 @@ class _Reader:
             if isinstance(value, _InArena):
                 value.slot.use(len(self._calls) + 1)
 
-    def _value(self, expr):
+    def _value(self, expr: relax.Expr) -> Any:
         if isinstance(expr, relax.Var):
             return self._values[expr]
         if isinstance(expr, relax.Tuple):
@@ -206,7 +208,7 @@ class _Reader:
             return self._called(expr)
         return _number(expr)
 
-    def _called(self, call: relax.Call):
+    def _called(self, call: relax.Call) -> Any:
         if isinstance(call.op, tvm.ir.GlobalVar):
             return self._kernel(call)
         name = str(getattr(call.op, "name", None) or getattr(call.op, "global_symbol", call.op))
@@ -247,7 +249,7 @@ def _leaves(values: Sequence) -> Iterator:
             yield value
 
 
-def _placed(value):
+def _placed(value: Any) -> Any:
     return value.placed() if isinstance(value, _InArena) else value
 
 
@@ -266,7 +268,7 @@ def _number(expr: relax.Expr) -> int | float | None:
     return float(expr) if isinstance(expr, tirx.FloatImm) else None
 
 
-def _reshaped(value, shape: tuple[int, ...]):
+def _reshaped(value: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(value, _InArena):
         return _InArena(shape, value.dtype, value.slot)
     return Tensor(shape, value.dtype, value.area, value.offset)

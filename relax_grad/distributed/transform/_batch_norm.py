@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import tvm
 from tvm import relax
 from tvm.relax import op
@@ -86,7 +88,9 @@ def synchronized(
     return relax.Function(params, normalized(params, body), None, plain.is_pure, plain.attrs)
 
 
-def _normalized(emit, call: relax.Call, weight) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
+def _normalized(
+    emit: Emitter, call: relax.Call, weight: relax.Expr | None
+) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
     data, gamma, beta, moving_mean, moving_variance = call.args
     attrs = call.attrs
     dtype, ndim = dtype_of(data.ty), data.ty.ndim
@@ -94,13 +98,13 @@ def _normalized(emit, call: relax.Call, weight) -> tuple[relax.Expr, relax.Expr,
     axes = [i for i in range(ndim) if i != axis]
     along = [data.ty.shape.values[axis] if i == axis else 1 for i in range(ndim)]
 
-    def mean(value):
+    def mean(value: relax.Expr) -> relax.Expr:
         own = emit(op.mean(value, axes))
         if weight is not None:
             own = emit(op.multiply(own, _cast(emit, weight, dtype)))
         return emit(op.ccl.allreduce(own, "avg", False))
 
-    def spread(vector):
+    def spread(vector: relax.Expr) -> relax.Expr:
         return emit(op.reshape(vector, along))
 
     average = mean(data)
@@ -115,7 +119,7 @@ def _normalized(emit, call: relax.Call, weight) -> tuple[relax.Expr, relax.Expr,
         result = emit(op.add(result, spread(beta)))
     momentum = float(attrs.momentum)
 
-    def moved(old, new):
+    def moved(old: relax.Expr, new: relax.Expr) -> relax.Expr:
         if momentum == 1.0:
             return new
         kept = emit(op.multiply(old, relax.const(1.0 - momentum, dtype)))
@@ -133,7 +137,9 @@ class _Factors:
     def note(self, binding: relax.Binding) -> None:
         self._values[binding.var] = binding.value
 
-    def of_variance(self, value: relax.Expr, variances) -> tuple[relax.Expr, relax.Expr] | None:
+    def of_variance(
+        self, value: relax.Expr, variances: Mapping
+    ) -> tuple[relax.Expr, relax.Expr] | None:
         """Return the variance and the number of elements, if the value is the unbiased variance of
         a normalisation."""
         if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.multiply"):
@@ -163,7 +169,9 @@ class _Factors:
         )
 
 
-def _unbiased(emit, variance, count, ratio) -> relax.Expr:
+def _unbiased(
+    emit: Emitter, variance: relax.Expr, count: relax.Expr, ratio: relax.Expr
+) -> relax.Expr:
     """Return the variance with Bessel's correction for the elements of all workers."""
     dtype = dtype_of(variance.ty)
     total = emit(op.multiply(count, _cast(emit, ratio, dtype)))
@@ -171,5 +179,5 @@ def _unbiased(emit, variance, count, ratio) -> relax.Expr:
     return op.multiply(variance, emit(op.divide(total, less)))
 
 
-def _cast(emit, value: relax.Expr, dtype: str) -> relax.Expr:
+def _cast(emit: Emitter, value: relax.Expr, dtype: str) -> relax.Expr:
     return value if dtype_of(value.ty) == dtype else emit(op.astype(value, dtype))

@@ -54,7 +54,7 @@ RULES: dict[str, AxesRule] = {}
 SHAPES: dict[str, Callable] = {}
 
 
-def rule(*names: str):
+def rule(*names: str) -> Callable[[AxesRule], AxesRule]:
     """Register the axes of operators."""
 
     def register(function: AxesRule) -> AxesRule:
@@ -75,7 +75,7 @@ logical_or logical_xor maximum minimum mod multiply not_equal power right_shift 
 
 
 @rule(*_UNARY.split(), *_BROADCASTING.split())
-def _elementwise(call, operands, result) -> Axes:
+def _elementwise(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     results = result.fields if isinstance(result, relax.TupleType) else [result]
     ndim = results[0].ndim
     return Axes(
@@ -85,10 +85,10 @@ def _elementwise(call, operands, result) -> Axes:
 
 
 @rule("matmul")
-def _matmul(call, operands, result) -> Axes:
+def _matmul(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     a, b = operands
 
-    def batch(ndim):
+    def batch(ndim: int) -> list:
         return [("batch", i) for i in range(max(ndim - 2, 0), 0, -1)]
 
     first = ["contracted"] if a.ndim == 1 else [*batch(a.ndim), "row", "contracted"]
@@ -102,7 +102,7 @@ def _matmul(call, operands, result) -> Axes:
 
 
 @rule("einsum")
-def _einsum(call, operands, result) -> Axes:
+def _einsum(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     subscripts = str(call.attrs.subscripts).replace(" ", "")
     terms, arrow, wanted = subscripts.partition("->")
     labels = [list(term) for term in terms.split(",")]
@@ -117,12 +117,12 @@ def labels_of(kinds: Sequence[relax.TensorType]) -> list[Labels]:
     return [[(i, axis) for axis in range(kind.ndim)] for i, kind in enumerate(kinds)]
 
 
-def _all(kinds) -> set:
+def _all(kinds: Sequence[relax.TensorType]) -> set:
     return {label for labels in labels_of(kinds) for label in labels}
 
 
 @rule("permute_dims")
-def _permute_dims(call, operands, result) -> Axes:
+def _permute_dims(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     ndim = operands[0].ndim
     axes = call.attrs.axes
     axes = range(ndim)[::-1] if axes is None else [int(axis) % ndim for axis in axes]
@@ -130,7 +130,7 @@ def _permute_dims(call, operands, result) -> Axes:
 
 
 @rule("nn.softmax", "nn.log_softmax", "cumsum", "cumprod", "flip")
-def _along_an_axis(call, operands, result) -> Axes:
+def _along_an_axis(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     """One axis is needed whole, or all without an axis."""
     ndim = operands[0].ndim
     axis = call.attrs.axis
@@ -140,13 +140,13 @@ def _along_an_axis(call, operands, result) -> Axes:
 
 
 @rule("tril", "triu")
-def _triangle(call, operands, result) -> Axes:
+def _triangle(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     ndim = operands[0].ndim
     return Axes([list(range(ndim))], [list(range(ndim))], whole={ndim - 2, ndim - 1})
 
 
 @rule("nn.layer_norm", "nn.rms_norm")
-def _norm(call, operands, result) -> Axes:
+def _norm(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     ndim = operands[0].ndim
     axes = [int(axis) % ndim for axis in call.attrs.axes]
     return Axes(
@@ -155,7 +155,7 @@ def _norm(call, operands, result) -> Axes:
 
 
 @rule("sum", "mean", "max", "min", "prod", "variance", "std")
-def _reduction(call, operands, result) -> Axes:
+def _reduction(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     ndim, axes, name = operands[0].ndim, call.attrs.axis, call.op.name
     reduced = set(range(ndim)) if axes is None else {int(axis) % ndim for axis in axes}
     left = [
@@ -170,7 +170,7 @@ def _reduction(call, operands, result) -> Axes:
 
 
 @rule("argmax", "argmin")
-def _position(call, operands, result) -> Axes:
+def _position(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     ndim, axis = operands[0].ndim, call.attrs.axis
     if axis is None:
         return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
@@ -180,7 +180,7 @@ def _position(call, operands, result) -> Axes:
 
 
 @rule("concat")
-def _concat(call, operands, result) -> Axes:
+def _concat(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     ndim = operands[0].ndim
     if call.attrs.axis is None:
         return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
@@ -189,7 +189,7 @@ def _concat(call, operands, result) -> Axes:
 
 
 @rule("stack")
-def _stack(call, operands, result) -> Axes:
+def _stack(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     ndim = operands[0].ndim
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % (ndim + 1)
     axes = list(range(ndim))
@@ -197,7 +197,7 @@ def _stack(call, operands, result) -> Axes:
 
 
 @rule("take")
-def _take(call, operands, result) -> Axes:
+def _take(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     table, *indices = operands
     if call.attrs.axis is None:
         return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
@@ -208,7 +208,7 @@ def _take(call, operands, result) -> Axes:
 
 
 @rule("repeat")
-def _repeat(call, operands, result) -> Axes:
+def _repeat(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     """Consecutive positions of the result share one of the operand."""
     if call.attrs.axis is None:
         return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
@@ -218,7 +218,9 @@ def _repeat(call, operands, result) -> Axes:
 
 
 @rule("gather_elements")
-def _gather_elements(call, operands, result) -> Axes:
+def _gather_elements(
+    call: relax.Call, operands: list[relax.TensorType], result: relax.Type
+) -> Axes:
     ndim = operands[0].ndim
     axis = int(call.attrs.axis) % ndim
     places = ["place" if i == axis else i for i in range(ndim)]
@@ -226,7 +228,7 @@ def _gather_elements(call, operands, result) -> Axes:
 
 
 @rule("nn.attention", "nn.attention_bias", "grad.attention_dropout")
-def _attention(call, operands, result) -> Axes:
+def _attention(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     """Queries (batch, place, head, feature), and a bias (batch, head, place, key). Seed and stream
     are scalars; :mod:`._dropout` gives each worker a stream. Consecutive heads of queries
     may share one of keys."""

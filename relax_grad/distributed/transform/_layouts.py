@@ -31,7 +31,7 @@ class Divided:
     size: tirx.PrimExpr | int
 
     @property
-    def local(self):
+    def local(self) -> tirx.PrimExpr | int:
         """The extent of a worker's axis."""
         return self.parts * self.size
 
@@ -48,26 +48,26 @@ class Divided:
         return is_equal(self.parts, other.parts) and is_equal(self.size, other.size)
 
 
-def is_equal(a, b) -> bool:
+def is_equal(a: tirx.PrimExpr | int, b: tirx.PrimExpr | int) -> bool:
     """Tell whether two extents are known to be equal."""
     a, b = (tirx.const(extent, "int64") if isinstance(extent, int) else extent for extent in (a, b))
     return bool(Analyzer().can_prove_equal(a, b))
 
 
-def as_int(extent) -> int | None:
+def as_int(extent: tirx.PrimExpr | int) -> int | None:
     """Return a constant extent as an integer, or None."""
     if isinstance(extent, int):
         return extent
     return int(extent) if isinstance(extent, tirx.IntImm) else None
 
 
-def text(extent) -> str:
+def text(extent: tirx.PrimExpr | int) -> str:
     """Return an extent as errors show it."""
     known = as_int(extent)
     return str(extent if known is None else known)
 
 
-def quotient(numerator: Iterable, denominator: Iterable):
+def quotient(numerator: Iterable, denominator: Iterable) -> tirx.PrimExpr | int | None:
     """Return the quotient of two products of extents; None if it is not known to be an
     integer."""
     above, below = _factors(numerator), _factors(denominator)

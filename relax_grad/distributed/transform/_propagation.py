@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -255,12 +255,12 @@ class Propagation:
         share = relax.const(1.0 / self.num_workers, dtype_of(own.ty))
         return op.multiply(self.emit(total), share)
 
-    def _operands(self, call: relax.Call):
+    def _operands(self, call: relax.Call) -> tuple[Callable[[], list[relax.Expr]], list[Operand]]:
         """Return a function that makes the arguments of a call again, and the tensors among
         them."""
         operands: list[Operand] = []
 
-        def add(value) -> Operand:
+        def add(value: relax.Expr) -> Operand:
             layout = _of_tensor(self.layout(value))
             name = value.name if isinstance(value, relax.Var) else "a constant"
             own = self._new.get(value, value) if isinstance(value, relax.Var) else value
@@ -353,7 +353,9 @@ class Propagation:
             )
         return Divided(axis, layout.parts, size // repeats)
 
-    def _axis_in(self, operand: Operand, labels, label, layout: Divided) -> int | None:
+    def _axis_in(
+        self, operand: Operand, labels: Sequence, label: Hashable, layout: Divided
+    ) -> int | None:
         """Return the axis of an operand with a label, or None if all positions of the label take
         the whole operand."""
         if label not in labels:

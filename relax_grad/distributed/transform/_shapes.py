@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from ._labels import SHAPES
@@ -15,7 +16,7 @@ from ._propagation import Operand, Propagation
 ShapeRule = Callable[[Propagation, relax.Var, relax.Call, "list[Operand]"], bool]
 
 
-def shape_rule(*names: str):
+def shape_rule(*names: str) -> Callable[[ShapeRule], ShapeRule]:
     def register(function: ShapeRule) -> ShapeRule:
         SHAPES.update({f"relax.{name}": function for name in names})
         return function
@@ -24,7 +25,9 @@ def shape_rule(*names: str):
 
 
 @shape_rule("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten")
-def _reshape(propagation, variable, call, operands) -> bool:
+def _reshape(
+    propagation: Propagation, variable: relax.Var, call: relax.Call, operands: list[Any]
+) -> bool:
     """The divided axis may take in axes before and after it, or give them up.
 
     The workers are a separate axis: ``outer`` elements before it, and ``inner`` elements after it.
@@ -57,7 +60,9 @@ def _reshape(propagation, variable, call, operands) -> bool:
 
 
 @shape_rule("broadcast_to")
-def _broadcast_to(propagation, variable, call, operands) -> bool:
+def _broadcast_to(
+    propagation: Propagation, variable: relax.Var, call: relax.Call, operands: list[Any]
+) -> bool:
     (data,) = operands
     extents = list(variable.ty.shape.values)
     layout = data.layout.moved(data.layout.axis + len(extents) - data.kind.ndim)
@@ -67,7 +72,9 @@ def _broadcast_to(propagation, variable, call, operands) -> bool:
 
 
 @shape_rule("split")
-def _split(propagation, variable, call, operands) -> bool:
+def _split(
+    propagation: Propagation, variable: relax.Var, call: relax.Call, operands: list[Any]
+) -> bool:
     """Along the divided axis, the sections must begin and end with parts of it."""
     (data,) = operands
     axis, layout = int(call.attrs.axis) % data.kind.ndim, data.layout
@@ -93,7 +100,9 @@ def _split(propagation, variable, call, operands) -> bool:
 
 
 @shape_rule("strided_slice")
-def _strided_slice(propagation, variable, call, operands) -> bool:
+def _strided_slice(
+    propagation: Propagation, variable: relax.Var, call: relax.Call, operands: list[Any]
+) -> bool:
     """Along the divided axis, the slice must begin and end with parts of it."""
     data = operands[0]
     layout, ndim = data.layout, data.kind.ndim
@@ -152,5 +161,5 @@ def _constants(value: relax.Expr) -> list[int] | None:
     return known if len(known) == len(fields) else None
 
 
-def _text(extents) -> str:
+def _text(extents: Iterable[tirx.PrimExpr | int]) -> str:
     return f"({', '.join(map(text, extents))})"

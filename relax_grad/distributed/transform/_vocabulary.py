@@ -7,6 +7,9 @@ section 3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from tvm import relax
 from tvm.relax import op
@@ -23,7 +26,9 @@ _HALF = ("float16", "bfloat16")
 
 
 @shape_rule("nn.softmax", "nn.log_softmax")
-def _softmax(propagation, variable, call, operands) -> bool:
+def _softmax(
+    propagation: Propagation, variable: relax.Var, call: relax.Call, operands: list[Any]
+) -> bool:
     """The largest element and the sum of exponentials are over all workers; the result is
     divided."""
     (data,) = operands
@@ -48,7 +53,9 @@ def _softmax(propagation, variable, call, operands) -> bool:
 
 
 @shape_rule("take")
-def _take(propagation, variable, call, operands) -> bool:
+def _take(
+    propagation: Propagation, variable: relax.Var, call: relax.Call, operands: list[Operand]
+) -> bool:
     """Each worker takes the elements that it has, and 0 for others; the result is the sum."""
     table, *rest = operands
     layout, attrs, emit = table.layout, call.attrs, propagation.emit
@@ -62,7 +69,7 @@ def _take(propagation, variable, call, operands) -> bool:
     place, is_own = _own_places(propagation, call, table, index)
     rows = emit(op.take(table.value, place, layout.axis, mode="fast"))
 
-    def beside(mask):
+    def beside(mask: relax.Expr) -> relax.Expr:
         """Return a mask of the indices with axes for the other axes of the table."""
         ones = [1] * layout.axis, [1] * (ndim - 1 - layout.axis)
         return emit(op.reshape(mask, [*ones[0], *rest[0].kind.shape.values, *ones[1]]))
@@ -74,7 +81,9 @@ def _take(propagation, variable, call, operands) -> bool:
 
 
 @shape_rule("gather_elements")
-def _gather_elements(propagation, variable, call, operands) -> bool:
+def _gather_elements(
+    propagation: Propagation, variable: relax.Var, call: relax.Call, operands: list[Operand]
+) -> bool:
     """As for ``take``, with an index for each element of the result."""
     data, indices = operands
     layout, emit = data.layout, propagation.emit
@@ -90,7 +99,9 @@ def _gather_elements(propagation, variable, call, operands) -> bool:
     return True
 
 
-def _position(emit, index: relax.Expr, extent: int, mode: str):
+def _position(
+    emit: Callable[[relax.Expr], relax.Var], index: relax.Expr, extent: int, mode: str
+) -> tuple[relax.Expr, relax.Expr | None]:
     """Return indices as indices of the elements that they select, and whether these exist; None if
     all do.
 
@@ -115,7 +126,12 @@ def _position(emit, index: relax.Expr, extent: int, mode: str):
     return index, emit(is_inside)
 
 
-def _sum_of_chosen(emit, elements: relax.Expr, is_own: relax.Expr, is_inside: relax.Expr | None):
+def _sum_of_chosen(
+    emit: Callable[[relax.Expr], relax.Var],
+    elements: relax.Expr,
+    is_own: relax.Expr,
+    is_inside: relax.Expr | None,
+) -> relax.Expr:
     """Return the sum of the workers' own elements; those that do not exist are NaN, or 0 for
     integers."""
     dtype = dtype_of(elements.ty)
@@ -127,7 +143,9 @@ def _sum_of_chosen(emit, elements: relax.Expr, is_own: relax.Expr, is_inside: re
 
 
 @shape_rule("nn.nll_loss")
-def _nll_loss(propagation, variable, call, operands) -> bool:
+def _nll_loss(
+    propagation: Propagation, variable: relax.Var, call: relax.Call, operands: list[Operand]
+) -> bool:
     """Each worker ignores the targets that others have; the loss is the sum, divided by the weights
     of all targets."""
     predictions, targets, *weights = operands
@@ -137,7 +155,7 @@ def _nll_loss(propagation, variable, call, operands) -> bool:
         return False
     dtype, reduction = dtype_of(predictions.kind), str(call.attrs.reduction)
 
-    def widened(value):
+    def widened(value: relax.Expr) -> relax.Expr:
         return emit(op.astype(value, "float32")) if dtype in _HALF else value
 
     ignored = relax.const(int(call.attrs.ignore_index), dtype_of(targets.kind))
@@ -170,7 +188,7 @@ def _nll_loss(propagation, variable, call, operands) -> bool:
 
 
 @rule("nn.nll_loss")
-def _nll_loss_axes(call, operands, result) -> Axes:
+def _nll_loss_axes(call: relax.Call, operands: list[relax.TensorType], result: relax.Type) -> Axes:
     """The axes beside the classes; a mean needs the number of all targets."""
     predictions, targets, *weights = operands
     places = [("place", i) for i in range(targets.ndim)]
@@ -206,7 +224,9 @@ def _size(propagation: Propagation, call: relax.Call, operand: Operand) -> int:
     return size
 
 
-def _own_places(propagation: Propagation, call: relax.Call, operand: Operand, index):
+def _own_places(
+    propagation: Propagation, call: relax.Call, operand: Operand, index: relax.Expr
+) -> tuple[relax.Expr, relax.Expr]:
     """Return indices along the divided axis as indices of the worker's part, 0 for others, and
     whether the worker has them."""
     size, emit = _size(propagation, call, operand), propagation.emit

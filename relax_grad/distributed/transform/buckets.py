@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tvm
 from tvm import relax
@@ -147,7 +147,7 @@ def reduction_of(
     return op.ccl.allreduce(value, kind, False)
 
 
-def _joined(emit, tensors: Sequence[relax.Var]) -> relax.Var:
+def _joined(emit: Callable[[relax.Expr], relax.Var], tensors: Sequence[relax.Var]) -> relax.Var:
     """Emit the vector of all elements of some tensors; a single tensor stays as it is."""
     if len(tensors) == 1:
         return tensors[0]
@@ -155,7 +155,9 @@ def _joined(emit, tensors: Sequence[relax.Var]) -> relax.Var:
     return emit(op.concat(flat, 0))
 
 
-def _divided(emit, total: relax.Var, tensors: Sequence[relax.Var]) -> list[relax.Var]:
+def _divided(
+    emit: Callable[[relax.Expr], relax.Var], total: relax.Var, tensors: Sequence[relax.Var]
+) -> list[relax.Var]:
     """Emit the parts of a vector of :func:`_joined` in the shapes of the tensors."""
     if len(tensors) == 1:
         return [total]
@@ -195,7 +197,7 @@ def _bytes(kind: relax.TensorType) -> int:
     return count * tvm.DataType(dtype_of(kind)).bits // 8
 
 
-def _top_level(body: relax.SeqExpr):
+def _top_level(body: relax.SeqExpr) -> Iterator[relax.Binding]:
     return (binding for block in body.blocks[:] for binding in block.bindings[:])
 
 

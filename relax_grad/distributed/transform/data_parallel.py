@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax, tirx
@@ -165,7 +165,7 @@ class _Adjoint:
                 f"but its type is {kind}"
             )
 
-    def _extent(self):
+    def _extent(self) -> tirx.PrimExpr | int | None:
         """Return the number of examples of a worker, or None if all count the same."""
         name = self._settings.batch
         if name is None:
@@ -212,7 +212,9 @@ class _Adjoint:
         bb.add_func(made.with_attr("global_symbol", self._name), self._name)
         return bb.finalize()
 
-    def _outer(self, callee: relax.Function, takes_weight: bool, takes_ratio: bool):
+    def _outer(
+        self, callee: relax.Function, takes_weight: bool, takes_ratio: bool
+    ) -> relax.Function:
         """Return the function that calls the adjoint of a worker's loss, with that one written
         out."""
         settings = self._settings
@@ -254,7 +256,7 @@ class _Adjoint:
         is_tuple = isinstance(self._function.ret_ty, relax.TupleType)
         return self._settings.gradient.target_index if is_tuple else ()
 
-    def _own_seed(self, bb, seed: relax.Var) -> relax.Expr:
+    def _own_seed(self, bb: relax.BlockBuilder, seed: relax.Var) -> relax.Expr:
         if not isinstance(seed.ty, relax.TensorType) or dtype_of(seed.ty) != "int64":
             raise ValueError(
                 f"seed: {seed.name} must be an int64 tensor, but its type is {seed.ty}"
@@ -272,7 +274,9 @@ class _Adjoint:
         number = bb.emit(op.reshape(number, ()))
         return bb.emit(op.add(seed, bb.emit(op.multiply(number, relax.const(_GOLDEN, "int64")))))
 
-    def _shares(self, bb, params) -> tuple[relax.Expr | None, relax.Expr | None]:
+    def _shares(
+        self, bb: relax.BlockBuilder, params: Sequence[relax.Var]
+    ) -> tuple[relax.Expr | None, relax.Expr | None]:
         """Return the worker's weight, and the number of all examples divided by its own."""
         if not self._is_symbolic and not self._norms:
             return None, None
@@ -286,14 +290,20 @@ class _Adjoint:
             own = relax.const([1.0, 1.0], "float32")
         total = bb.emit(reduction_of(bb.emit, own, "sum", self._of_peers), "examples")
 
-        def scalar(vector, i):
+        def scalar(vector: relax.Expr, i: int) -> relax.Expr:
             return bb.emit(op.reshape(bb.emit(op.strided_slice(vector, [0], [i], [i + 1])), ()))
 
         ratio = bb.emit(op.divide(scalar(total, 0), scalar(own, 0)))
         weight = bb.emit(op.divide(scalar(total, 1), ratio)) if self._is_symbolic else None
         return weight, ratio
 
-    def _seed_of_loss(self, bb, kind: relax.TensorType, weight, cotangent) -> relax.Expr:
+    def _seed_of_loss(
+        self,
+        bb: relax.BlockBuilder,
+        kind: relax.TensorType,
+        weight: relax.Expr | None,
+        cotangent: relax.Expr | None,
+    ) -> relax.Expr:
         """Return the cotangent of a worker's loss."""
         dtype = dtype_of(kind)
         if weight is None or self._settings.reduction == "sum":
@@ -303,7 +313,9 @@ class _Adjoint:
             return bb.emit(op.multiply(cotangent, own))
         return bb.emit(op.full(kind.shape, own, dtype)) if len(kind.shape) else own
 
-    def _reduced(self, bb, result: relax.Expr, weight) -> tuple[relax.Expr, relax.Expr]:
+    def _reduced(
+        self, bb: relax.BlockBuilder, result: relax.Expr, weight: relax.Expr | None
+    ) -> tuple[relax.Expr, relax.Expr]:
         """Return the result with its loss and the averaged values of all workers, and the worker's
         own loss."""
         path = self._path
@@ -325,19 +337,24 @@ class _Adjoint:
         return _replaced(bb, result, totals), own
 
 
-def _field(bb, value: relax.Expr, path: Sequence[int]) -> relax.Expr:
+def _field(bb: relax.BlockBuilder, value: relax.Expr, path: Sequence[int]) -> relax.Expr:
     for i in path:
         value = bb.emit(relax.TupleGetItem(value, i))
     return value
 
 
-def _at(kind, path: Sequence[int]):
+def _at(kind: relax.Type, path: Sequence[int]) -> relax.Type:
     for i in path:
         kind = kind.fields[i]
     return kind
 
 
-def _replaced(bb, value: relax.Expr, replacements, at: tuple[int, ...] = ()) -> relax.Expr:
+def _replaced(
+    bb: relax.BlockBuilder,
+    value: relax.Expr,
+    replacements: Mapping[tuple[int, ...], relax.Expr],
+    at: tuple[int, ...] = (),
+) -> relax.Expr:
     """Return a nested tuple with some of its elements replaced."""
     if at in replacements:
         return replacements[at]
