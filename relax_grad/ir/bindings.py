@@ -6,10 +6,20 @@ sixth of the time of the array's own iterator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tvm import relax
 from tvm.ir import PrimType
+
+
+def with_function_body(
+    function: relax.Function, body: relax.Expr, params: Sequence[relax.Var] | None = None
+) -> relax.Function:
+    """Return a function with another body, and other parameters if they are given."""
+    params = function.params if params is None else params
+    return relax.Function(
+        params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+    )
 
 
 def bindings_of(body: relax.Expr) -> Iterator[relax.Binding]:
@@ -136,14 +146,7 @@ def without_unused(function: relax.Function) -> relax.Function:
         is_whole = len(kept) == len(block.bindings)
         blocks.append(block if is_whole else type(block)(kept[::-1], block.span))
     if not all(new is old for new, old in zip(blocks[::-1], function.body.blocks, strict=True)):
-        function = relax.Function(
-            function.params,
-            relax.SeqExpr(blocks[::-1], function.body.body),
-            function.ret_ty,
-            function.is_pure,
-            function.attrs,
-            function.span,
-        )
+        function = with_function_body(function, relax.SeqExpr(blocks[::-1], function.body.body))
     return relax.analysis.remove_all_unused(function)
 
 

@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import GlobalVar
 
 from .aliases import Memory, writing_functions
-from .bindings import bindings_of, without_unused
+from .bindings import bindings_of, with_function_body, without_unused
 from .module import normalized
 
 #: The name of the external function whose calls represent hidden casts.
@@ -165,13 +165,8 @@ def with_changed_blocks(
         if all(new is old for new, old in zip(blocks, function.body.blocks, strict=True)):
             continue
         functions[variable] = without_unused(
-            relax.Function(
-                function.params,
-                normalized(function.params, relax.SeqExpr(blocks, function.body.body)),
-                function.ret_ty,
-                function.is_pure,
-                function.attrs,
-                function.span,
+            with_function_body(
+                function, normalized(function.params, relax.SeqExpr(blocks, function.body.body))
             )
         )
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

@@ -11,7 +11,7 @@ from tvm.ir import GlobalVar, Op
 from tvm_ffi import structural_equal
 
 from .arguments import bind_param, with_shapes
-from .bindings import bindings_of, renamed, substitute, used, with_value
+from .bindings import bindings_of, renamed, substitute, used, with_function_body, with_value
 from .dataflow import in_dataflow
 from .module import normalized
 
@@ -47,16 +47,7 @@ def write_out_calls(
     plain = relax.transform.ToNonDataflow()(tvm.IRModule({caller: function, **callees}))
     function = plain[caller]
     body = _written_out(function.body, {variable: plain[variable] for variable in callees}, moved)
-    return in_dataflow(
-        relax.Function(
-            function.params,
-            normalized(function.params, body),
-            function.ret_ty,
-            function.is_pure,
-            function.attrs,
-            function.span,
-        )
-    )
+    return in_dataflow(with_function_body(function, normalized(function.params, body)))
 
 
 def write_out_adjoint(
@@ -100,14 +91,7 @@ def write_out_adjoint(
     names |= {variable: names.get(value, value) for variable, value in known.items()}
     block = relax.DataflowBlock([_with_names(binding, names) for binding in kept])
     body = relax.SeqExpr([block], substitute(result, names))
-    return relax.Function(
-        function.params,
-        normalized(function.params, body),
-        function.ret_ty,
-        function.is_pure,
-        function.attrs,
-        function.span,
-    )
+    return with_function_body(function, normalized(function.params, body))
 
 
 def _with_names(binding: relax.Binding, names: dict) -> relax.Binding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from .bindings import with_function_body
 from .module import ModulePass, identifier, unused
 
 
@@ -53,6 +54,4 @@ def _renamed(function: relax.Function) -> relax.Function:
     if not new:
         return function
     bound = function.bind_params(new)
-    return relax.Function(
-        params, bound.body, function.ret_ty, function.is_pure, function.attrs, function.span
-    )
+    return with_function_body(function, bound.body, params)

@@ -9,20 +9,13 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
-from ...ir.bindings import with_value
+from ...ir.bindings import with_function_body, with_value
 from ...ir.compat import set_type
 
 
 def with_callees(function: relax.Function, named: Mapping[GlobalVar, relax.Expr]) -> relax.Function:
     """Return a function in which other expressions replace the callees."""
-    return relax.Function(
-        function.params,
-        _calling(function.body, named),
-        function.ret_ty,
-        function.is_pure,
-        function.attrs,
-        function.span,
-    )
+    return with_function_body(function, _calling(function.body, named))
 
 
 def _calling(expr: relax.Expr, named: Mapping[GlobalVar, relax.Expr]) -> relax.Expr:

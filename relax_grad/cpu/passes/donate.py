@@ -13,7 +13,7 @@ from tvm import relax, te, tirx
 from tvm.ir import GlobalVar
 
 from ...ir.aliases import is_name, leaves, named_by
-from ...ir.bindings import used
+from ...ir.bindings import used, with_function_body
 from ...ir.compat import dtype_of
 from ...ir.module import DONATED, LIBRARY, normalized
 from ..schedule import Shareable, in_place
@@ -116,9 +116,7 @@ class _Donating:
         bindings = self._with_donations(bindings)
         bindings, result = self._with_copies(bindings)
         body = normalized(function.params, relax.SeqExpr([relax.BindingBlock(bindings)], result))
-        return relax.Function(
-            function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-        )
+        return with_function_body(function, body)
 
     def _analyse(self, bindings: Sequence[relax.Binding]) -> None:
         """Find the memory of each variable, and the uses of each memory."""

@@ -11,7 +11,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
 from ...ir.aliases import kept_copies
-from ...ir.bindings import substitute, with_value, without_unused
+from ...ir.bindings import substitute, with_function_body, with_value, without_unused
 from ...ir.compat import constant_value, dtype_of, structural_walk
 from ...ir.divisions import with_checked_divisions
 from ...ir.loops import with_canonical_loops
@@ -136,11 +136,7 @@ def _folded(function: relax.Function, calls: dict, results: _Results) -> relax.F
             bindings.append(binding if value is binding.value else with_value(binding, value))
         blocks.append(type(block)(bindings))
     body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
-    return without_unused(
-        relax.Function(
-            function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-        )
-    )
+    return without_unused(with_function_body(function, body))
 
 
 class _Results:

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from ...ir.aliases import is_name, leaves, named_by
+from ...ir.bindings import with_function_body
 from ...ir.module import IS_SCHEDULED, normalized, referred_to
 from ..schedule import in_place
 from .storage import Content, Lifetime, block_lifetimes, storages_of
@@ -127,9 +128,7 @@ def _changed(
         for block, content, reuses in zip(function.body.blocks, contents, chosen, strict=True)
     ]
     body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
-    return relax.Function(
-        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-    )
+    return with_function_body(function, body)
 
 
 def _chosen(

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
 from ...ir.aliases import is_name, leaves, named_by
-from ...ir.bindings import used
+from ...ir.bindings import used, with_function_body
 from ...ir.module import normalized
 from .reorder import size_in_bytes
 
@@ -83,9 +83,7 @@ def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
         for block, content, own in zip(function.body.blocks, contents, lifetimes, strict=True)
     ]
     body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
-    return relax.Function(
-        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-    )
+    return with_function_body(function, body)
 
 
 class Content(NamedTuple):

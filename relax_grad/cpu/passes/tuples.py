@@ -6,7 +6,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from ...ir.bindings import substitute, with_value, without_unused
+from ...ir.bindings import substitute, with_function_body, with_value, without_unused
 from ...ir.compat import set_type
 
 
@@ -52,8 +52,4 @@ def _resolved(function: relax.Function) -> relax.Function:
     if not known:
         return function
     body = relax.SeqExpr(blocks, function.body.body)
-    return without_unused(
-        relax.Function(
-            function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-        )
-    )
+    return without_unused(with_function_body(function, body))

@@ -6,6 +6,7 @@ import tvm
 from tvm import relax
 
 from ...ir.aliases import leaves, named_by, writing_functions
+from ...ir.bindings import with_function_body
 from ...ir.module import DONATED, normalized
 from .remat.forward import forward_pass
 from .reorder import Tensors, has_place, in_arguments
@@ -63,6 +64,4 @@ def _with_placed_updates(function: relax.Function) -> relax.Function:
     order = sorted(range(len(bindings)), key=lambda i: (places[i], i))
     placed = relax.DataflowBlock([bindings[i] for i in order], block.span)
     body = normalized(function.params, relax.SeqExpr([placed], function.body.body))
-    return relax.Function(
-        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-    )
+    return with_function_body(function, body)

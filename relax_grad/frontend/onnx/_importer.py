@@ -18,6 +18,7 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...errors import UnsupportedOperatorError
+from ...ir.bindings import with_function_body
 from ...ir.compat import constant_value
 from ...ir.expressions import variables
 from ...ir.extent_checks import ExtentCheck, condition_of, with_extent_checks
@@ -129,9 +130,7 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
             return imported(model)
     main = with_extent_checks(module["main"], importer.checks)
     if not importer.draws:
-        main = relax.Function(
-            main.params[1:], main.body, main.ret_ty, main.is_pure, main.attrs, main.span
-        )
+        main = with_function_body(main, main.body, main.params[1:])
     return with_functions(module, {"main": main}), importer.draws
 
 

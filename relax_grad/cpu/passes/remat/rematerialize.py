@@ -7,6 +7,7 @@ from collections.abc import Callable
 import tvm
 from tvm import relax
 
+from ....ir.bindings import with_function_body
 from ....ir.module import normalized, with_functions
 from ....ir.remat import AUTO, LIGHT, REMAT, from_attribute
 from ._plans import automatic, by_policy, light, named_policy, within
@@ -80,13 +81,8 @@ def _changed(
     def repeating(calls: frozenset[int]) -> relax.Function:
         changed = function
         if calls:
-            changed = relax.Function(
-                function.params,
-                normalized(function.params, residuals.body(calls)),
-                function.ret_ty,
-                function.is_pure,
-                function.attrs,
-                function.span,
+            changed = with_function_body(
+                function, normalized(function.params, residuals.body(calls))
             )
         return changed.without_attr(REMAT)
 
