@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -87,7 +88,7 @@ class Sample:
         dtype: str = "float64",
         order: int | None = None,
         through: str = "relax_grad",
-        **settings,
+        **settings: Any,
     ) -> GradientReport:
         """Check the gradient of this sample; ``settings`` are those of ``check_gradients``.
 
@@ -112,7 +113,9 @@ class Sample:
         order = self.order if order is None else order
         return min(order, self.tvm_order or order) if through == "tvm" else order
 
-    def case(self, *, through: str = "relax_grad", order: int | None = None, dtypes=()):
+    def case(
+        self, *, through: str = "relax_grad", order: int | None = None, dtypes: Any = ()
+    ) -> Any:
         """Return the sample as a case of ``check_many_gradients``, in float64; ``order`` is as for
         :meth:`check`."""
         order = self.limited_order(order, through)
@@ -223,7 +226,7 @@ def samples(op: str) -> list[Sample]:
     return [replace(sample, op=op) for sample in _makers[op](np.random.default_rng(0))]
 
 
-def cast(inputs, dtype: str):
+def cast(inputs: Any, dtype: str) -> Any:
     """Cast the floating-point arrays in (nested) inputs."""
     if isinstance(inputs, np.ndarray) and np.issubdtype(inputs.dtype, np.floating):
         return inputs.astype(numpy_dtype(dtype))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ _LARGE = np.array([0.0, 30.0, -30.0, 800.0, -800.0, 1e30, -1e30])
 
 @register_samples("relax.nn.relu")
 def relu(rng: np.random.Generator) -> Iterator[Sample]:
-    def forward(torch, x):
+    def forward(torch: Any, x: Any) -> Any:
         return torch.relu(x)
 
     yield Sample([_away_from_0(rng, (3, 4))], symbolic=_N, torch=forward, note="plain")
@@ -33,7 +34,7 @@ def relu(rng: np.random.Generator) -> Iterator[Sample]:
 def leakyrelu(rng: np.random.Generator) -> Iterator[Sample]:
     for alpha in (0.01, 0.0, 2.5):
 
-        def forward(torch, x, alpha=alpha):
+        def forward(torch: Any, x: Any, alpha: Any = alpha) -> Any:
             return torch.nn.functional.leaky_relu(x, alpha)
 
         yield Sample(
@@ -50,8 +51,8 @@ def leakyrelu(rng: np.random.Generator) -> Iterator[Sample]:
 
 @register_samples("relax.nn.prelu")
 def prelu(rng: np.random.Generator) -> Iterator[Sample]:
-    def sample(shape, slopes, axis, note, **settings):
-        def forward(torch, x, alpha):
+    def sample(shape: Sequence[int], slopes: Any, axis: int, note: str, **settings: Any) -> Sample:
+        def forward(torch: Any, x: Any, alpha: Any) -> Any:
             if len(alpha) == 1:
                 return torch.nn.functional.prelu(x, alpha)
             return torch.nn.functional.prelu(x.movedim(axis, 1), alpha).movedim(1, axis)
@@ -87,7 +88,7 @@ def prelu(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _register(name, forward, points=_LARGE, **attrs) -> None:
+def _register(name: str, forward: Any, points: Any = _LARGE, **attrs: Any) -> None:
     @register_samples(f"relax.nn.{name}")
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample([rng.normal(size=(2, 3))], attrs, symbolic=_N, torch=forward, note="plain")
@@ -106,7 +107,7 @@ _register("silu", lambda torch, x: torch.nn.functional.silu(x))
 def softplus(rng: np.random.Generator) -> Iterator[Sample]:
     for beta, threshold in ((1.0, 20.0), (2.5, 1.0), (0.5, 0.0)):
 
-        def forward(torch, x, beta=beta, threshold=threshold):
+        def forward(torch: Any, x: Any, beta: Any = beta, threshold: Any = threshold) -> Any:
             return torch.nn.functional.softplus(x, beta, threshold)
 
         attrs = {"beta": beta, "threshold": threshold}
@@ -129,11 +130,11 @@ def softplus(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _away_from_0(rng: np.random.Generator, shape):
+def _away_from_0(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return rng.uniform(0.2, 1, shape) * rng.choice([-1.0, 1.0], shape)
 
 
-def _softmax_samples(name):
+def _softmax_samples(name: str) -> Callable[..., Any]:
     def maker(rng: np.random.Generator) -> Iterator[Sample]:
         for shape, axis in (((3, 5), -1), ((3, 5), 0), ((2, 3, 2), 1), ((4,), 0), ((3, 1), -1)):
             yield Sample(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,16 @@ def attention_var_len(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _var_len(q, k, v, seqstart_q, seqstart_k, max_q, max_k, **attrs):
+def _var_len(
+    q: relax.Expr,
+    k: relax.Expr,
+    v: relax.Expr,
+    seqstart_q: relax.Expr,
+    seqstart_k: relax.Expr,
+    max_q: relax.Expr,
+    max_k: relax.Expr,
+    **attrs: Any,
+) -> relax.Expr:
     return relax.op.nn.attention_var_len(q, k, v, seqstart_q, max_q, seqstart_k, max_k, **attrs)
 
 
@@ -212,17 +221,19 @@ def _generator() -> list[np.ndarray]:
     return [np.asarray(np.int64(number)) for number in (7, 3)]
 
 
-def _with_dropout(builder, count):
+def _with_dropout(builder: Any, count: int) -> Callable[..., Any]:
     """Return a builder that takes the rate as an attribute, after ``count`` tensors."""
 
-    def function(*tensors, rate, **attrs):
+    def function(*tensors: relax.Expr, rate: float, **attrs: Any) -> relax.Expr:
         return builder(*tensors[:count], rate, *tensors[count:], **attrs)
 
     return function
 
 
-def _torch_backward(scale=None, causal_mask=None):
-    def backward(torch, output_grad, output, q, k, v, bias=None):
+def _torch_backward(scale: float | None = None, causal_mask: Any = None) -> Callable[..., Any]:
+    def backward(
+        torch: Any, output_grad: Any, output: Any, q: Any, k: Any, v: Any, bias: Any = None
+    ) -> Any:
         heads, factor = q.shape[2], q.shape[3] ** -0.5 if scale is None else scale
         shared = heads // k.shape[2]
         keys, values = (tensor.repeat_interleave(shared, 2) for tensor in (k, v))
@@ -245,10 +256,11 @@ def _torch_backward(scale=None, causal_mask=None):
 
 @register_samples("relax.grad.attention_weights")
 def attention_weights(rng: np.random.Generator) -> Iterator[Sample]:
-    def forward(torch, scores, *seqstarts):
+    def forward(torch: Any, scores: Any, *seqstarts: Any) -> Any:
         seen = _seen(torch, 3, 4, "TopLeft", 2)
         if seqstarts:
-            seen = _seen_in_sequences(torch, 3, 4, *seqstarts, "TopLeft", 2)
+            seqstart_q, seqstart_k = seqstarts
+            seen = _seen_in_sequences(torch, 3, 4, seqstart_q, seqstart_k, "TopLeft", window_size=2)
         return torch.softmax(scores.masked_fill(~seen, -torch.inf), -1).nan_to_num(0.0)
 
     masks = {"causal_mask": "TopLeft", "window_size": 2}
@@ -263,8 +275,15 @@ def attention_weights(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _tensors(
-    rng: np.random.Generator, batch, queries, keys, heads, shared_heads, features, value_features
-):
+    rng: np.random.Generator,
+    batch: Any,
+    queries: Any,
+    keys: Any,
+    heads: Any,
+    shared_heads: Any,
+    features: Any,
+    value_features: Any,
+) -> list:
     return [
         rng.normal(size=(batch, queries, heads, features)),
         rng.normal(size=(batch, keys, shared_heads, features)),
@@ -272,8 +291,10 @@ def _tensors(
     ]
 
 
-def _torch(scale=None, causal_mask=None, window_size=None):
-    def forward(torch, q, k, v, bias=None):
+def _torch(
+    scale: float | None = None, causal_mask: Any = None, window_size: Any = None
+) -> Callable[..., Any]:
+    def forward(torch: Any, q: Any, k: Any, v: Any, bias: Any = None) -> Any:
         seen = _seen(torch, q.shape[1], k.shape[1], causal_mask, window_size)
         mask = seen if bias is None else bias.masked_fill(~seen, -torch.inf)
         return _attend(torch, q, k, v, mask, scale)
@@ -281,8 +302,12 @@ def _torch(scale=None, causal_mask=None, window_size=None):
     return forward
 
 
-def _torch_var_len(scale=None, causal_mask=None, window_size=None):
-    def forward(torch, q, k, v, seqstart_q, seqstart_k, max_q, max_k):
+def _torch_var_len(
+    scale: float | None = None, causal_mask: Any = None, window_size: Any = None
+) -> Callable[..., Any]:
+    def forward(
+        torch: Any, q: Any, k: Any, v: Any, seqstart_q: Any, seqstart_k: Any, max_q: Any, max_k: Any
+    ) -> Any:
         seen = _seen_in_sequences(
             torch, q.shape[1], k.shape[1], seqstart_q, seqstart_k, causal_mask, window_size
         )
@@ -291,7 +316,7 @@ def _torch_var_len(scale=None, causal_mask=None, window_size=None):
     return forward
 
 
-def _attend(torch, q, k, v, mask, scale):
+def _attend(torch: Any, q: Any, k: Any, v: Any, mask: Any, scale: Any) -> Any:
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     result = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scale, enable_gqa=True
@@ -299,7 +324,7 @@ def _attend(torch, q, k, v, mask, scale):
     return result.transpose(1, 2)
 
 
-def _seen(torch, queries, keys, causal_mask, window_size):
+def _seen(torch: Any, queries: Any, keys: Any, causal_mask: Any, window_size: Any) -> Any:
     """Return the mask of the keys that each query attends to."""
     seen = torch.ones(queries, keys, dtype=torch.bool)
     if causal_mask is not None:
@@ -307,7 +332,15 @@ def _seen(torch, queries, keys, causal_mask, window_size):
     return seen if window_size is None else seen.triu(1 - window_size)
 
 
-def _seen_in_sequences(torch, queries, keys, seqstart_q, seqstart_k, causal_mask, window_size):
+def _seen_in_sequences(
+    torch: Any,
+    queries: Any,
+    keys: Any,
+    seqstart_q: Any,
+    seqstart_k: Any,
+    causal_mask: Any,
+    window_size: Any,
+) -> Any:
     seen = torch.zeros(queries, keys, dtype=torch.bool)
     starts_q, starts_k = seqstart_q.tolist(), seqstart_k.tolist()
     ends = zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,9 @@ _SHAPES = (
 _FEW = _SHAPES[2:4]  # for the functions that differ from multiply only in their derivatives
 
 
-def _samples(rng: np.random.Generator, torch, values, shapes=_FEW):
+def _samples(
+    rng: np.random.Generator, torch: Any, values: Any, shapes: Any = _FEW
+) -> Iterator[Sample]:
     for note, shape1, shape2, symbolic in shapes:
         yield Sample(
             [values(rng, shape1), values(rng, shape2)],
@@ -32,19 +35,19 @@ def _samples(rng: np.random.Generator, torch, values, shapes=_FEW):
         )
 
 
-def _normal(rng: np.random.Generator, shape):
+def _normal(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return np.asarray(rng.normal(size=shape))
 
 
-def _away_from_zero(rng: np.random.Generator, shape):
+def _away_from_zero(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return np.asarray(rng.choice([-1, 1], size=shape) * rng.uniform(0.5, 2, size=shape))
 
 
-def _positive(rng: np.random.Generator, shape):
+def _positive(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return np.asarray(rng.uniform(0.5, 2, size=shape))
 
 
-def _kink(x1, x2, torch, note):
+def _kink(x1: Any, x2: Any, torch: Any, note: str) -> Sample:
     """Return a sample at kinks, where the only reference is PyTorch."""
     return Sample([np.array(x1), np.array(x2)], torch=torch, smooth=False, note=note)
 
@@ -71,7 +74,7 @@ def divide(rng: np.random.Generator) -> Iterator[Sample]:
 
 @register_samples("relax.power")
 def power(rng: np.random.Generator) -> Iterator[Sample]:
-    def torch(torch, x1, x2):
+    def torch(torch: Any, x1: Any, x2: Any) -> Any:
         return torch.pow(x1, x2)
 
     yield from _samples(rng, torch, _positive)
@@ -99,14 +102,14 @@ def minimum(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _extremum(rng, lambda torch, x1, x2: torch.minimum(x1, x2))
 
 
-def _extremum(rng: np.random.Generator, torch):
+def _extremum(rng: np.random.Generator, torch: Any) -> Iterator[Sample]:
     yield from _samples(rng, torch, _normal)
     yield _kink([1.0, 2.0, -0.0, np.inf], [1.0, 3.0, 0.0, np.inf], torch, "equal arguments")
 
 
 @register_samples("relax.atan2")
 def atan2(rng: np.random.Generator) -> Iterator[Sample]:
-    def torch(torch, x1, x2):
+    def torch(torch: Any, x1: Any, x2: Any) -> Any:
         return torch.atan2(x1, x2)
 
     yield from _samples(rng, torch, _away_from_zero)
@@ -115,7 +118,7 @@ def atan2(rng: np.random.Generator) -> Iterator[Sample]:
 
 @register_samples("relax.log_add_exp")
 def log_add_exp(rng: np.random.Generator) -> Iterator[Sample]:
-    def torch(torch, x1, x2):
+    def torch(torch: Any, x1: Any, x2: Any) -> Any:
         return torch.logaddexp(x1, x2)
 
     yield from _samples(rng, torch, _normal)
@@ -144,7 +147,7 @@ def floor_mod(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _remainder(rng, lambda torch, x1, x2: torch.remainder(x1, x2))
 
 
-def _remainder(rng: np.random.Generator, torch):
+def _remainder(rng: np.random.Generator, torch: Any) -> Iterator[Sample]:
     """Yield samples away from the jumps, which rounding to half precision could cross."""
     for note, shape1, shape2, symbolic in _FEW:
         divisor = np.full(shape2, 2.0)

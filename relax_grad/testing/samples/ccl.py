@@ -6,8 +6,9 @@ one worker. Differences between workers are therefore not checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import tvm
@@ -23,11 +24,11 @@ _N = {0: {0: "n"}}
 
 
 @contextmanager
-def _one_worker():
+def _one_worker() -> Iterator[None]:
     """Replace the collectives of the runtime by collectives of a single worker, and make
     annotations compile."""
 
-    def copy(data, *rest):
+    def copy(data: Any, *rest: Any) -> None:
         result = rest[-1]
         result.copyfrom(data.numpy().reshape(result.shape))
 
@@ -49,7 +50,9 @@ def _one_worker():
         annotate.reset_attr("FLegalize")
 
 
-def _sample(function, rng: np.random.Generator, shape, note="", **attrs):
+def _sample(
+    function: Any, rng: np.random.Generator, shape: Sequence[int], note: str = "", **attrs: Any
+) -> Sample:
     return Sample([rng.normal(size=shape)], attrs, function=function, within=_one_worker, note=note)
 
 

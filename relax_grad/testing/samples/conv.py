@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ _LAYOUTS_CONV: dict[int, _Case] = {
 }
 
 
-def _conv(rank, rng: np.random.Generator):
+def _conv(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     for note, (data, weight, attrs) in _CONV[rank].items():
         yield Sample(
             [rng.normal(size=data), rng.normal(size=weight)],
@@ -144,7 +145,7 @@ def _conv(rank, rng: np.random.Generator):
         )
 
 
-def _conv_transpose(rank, rng: np.random.Generator):
+def _conv_transpose(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     for note, (data, weight, attrs) in _CONV_TRANSPOSE[rank].items():
         yield Sample(
             [rng.normal(size=data), rng.normal(size=weight)],
@@ -183,12 +184,12 @@ _BACKWARD = {
 }
 
 
-def _backward_data(rank, rng: np.random.Generator):
+def _backward_data(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     grad, data, weight, attrs = _BACKWARD[rank]
     yield Sample([rng.normal(size=grad), data, rng.normal(size=weight)], attrs)
 
 
-def _backward_weight(rank, rng: np.random.Generator):
+def _backward_weight(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     grad, data, weight, attrs = _BACKWARD[rank]
     yield Sample([rng.normal(size=grad), rng.normal(size=data), weight], attrs)
 
@@ -203,17 +204,17 @@ for _rank in _CONV:
         register_samples(f"relax.{_op}")(functools.partial(_maker, _rank))
 
 
-def _in_layout(shape, channels, layout):
+def _in_layout(shape: Sequence[int], channels: str, layout: str) -> Any:
     """Convert a shape from the plain layout, whose channel axes come first, to another layout."""
     plain = channels + "DHW"[2 - len(shape) :]
     return tuple(shape[plain.index(name)] for name in layout)
 
 
-def _per_axis(value, rank):
+def _per_axis(value: Any, rank: int) -> Any:
     return value if isinstance(value, tuple) else (value,) * rank
 
 
-def _pads(padding, rank):
+def _pads(padding: Any, rank: int) -> list:
     """Return the padding in the order of PyTorch's pad: before and after each axis, the last axis
     first."""
     padding = _per_axis(padding, 2 * rank)
@@ -221,8 +222,10 @@ def _pads(padding, rank):
     return [padding[axis + end] for axis in reversed(range(rank)) for end in (0, rank)]
 
 
-def _torch_conv(rank, strides=1, padding=0, dilation=1, groups=1):
-    def forward(torch, data, weight):
+def _torch_conv(
+    rank: int, strides: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any, weight: Any) -> Any:
         data = torch.nn.functional.pad(data, _pads(padding, rank))
         conv = getattr(torch.nn.functional, f"conv{rank}d")
         return conv(data, weight, None, strides, 0, dilation, groups)
@@ -230,14 +233,21 @@ def _torch_conv(rank, strides=1, padding=0, dilation=1, groups=1):
     return forward
 
 
-def _torch_conv_transpose(rank, strides=1, padding=0, output_padding=0, dilation=1, groups=1):
+def _torch_conv_transpose(
+    rank: int,
+    strides: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Callable[..., Any]:
     """Return a transposed convolution in PyTorch, with support for asymmetric padding.
 
     PyTorch's own has symmetric padding only. The unpadded result is extended at the end and then
     cropped.
     """
 
-    def forward(torch, data, weight):
+    def forward(torch: Any, data: Any, weight: Any) -> Any:
         conv = getattr(torch.nn.functional, f"conv_transpose{rank}d")
         full = conv(data, weight, None, strides, 0, 0, groups, dilation)
         more = (0,) * rank + _per_axis(output_padding, rank)

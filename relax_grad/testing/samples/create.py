@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from tvm import relax
@@ -14,7 +14,7 @@ from ._sample import Sample, register_samples
 def full(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape in (("plain", (2, 3)), ("0-d", ()), ("empty", (2, 0))):
 
-        def function(fill_value, shape=shape):
+        def function(fill_value: relax.Expr, shape: Sequence[int] = shape) -> relax.Expr:
             return relax.op.full(shape, fill_value)
 
         yield Sample(

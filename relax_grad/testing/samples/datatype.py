@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -15,7 +16,7 @@ def astype(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _casts(rng, relax.op.astype)
     for dtype in ("int32", "bool"):
 
-        def function(x, dtype=dtype):
+        def function(x: relax.Expr, dtype: str = dtype) -> relax.Expr:
             cast = relax.op.astype(relax.op.astype(x, dtype), "float64")
             return relax.op.add(cast, relax.op.astype(x, "float64"))
 
@@ -34,7 +35,7 @@ def wrap_param(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _casts(rng, relax.op.wrap_param)
 
 
-def _casts(rng: np.random.Generator, operator):
+def _casts(rng: np.random.Generator, operator: Any) -> Iterator[Sample]:
     x = rng.integers(-8, 8, (2, 3)) / 4.0  # exact in every dtype
     for dtype in ("float64", "float32", "float16"):
         yield Sample(
@@ -46,7 +47,7 @@ def _casts(rng: np.random.Generator, operator):
             note=f"to {dtype}",
         )
 
-    def there_and_back(x):
+    def there_and_back(x: relax.Expr) -> relax.Expr:
         return operator(operator(x, "bfloat16"), "float64")
 
     yield Sample(

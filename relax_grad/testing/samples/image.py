@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,14 @@ from ._sample import Sample, register_samples
 
 @register_samples("relax.image.resize2d")
 def resize2d(rng: np.random.Generator) -> Iterator[Sample]:
-    def sample(note, shape, size, symbolic=None, torch=None, **attrs):
+    def sample(
+        note: str,
+        shape: Sequence[int],
+        size: Sequence[int],
+        symbolic: Any = None,
+        torch: Any = None,
+        **attrs: Any,
+    ) -> Sample:
         return Sample(
             [rng.normal(size=shape)],
             {"size": size, **attrs},
@@ -129,7 +137,7 @@ def resize3d_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _torch_resize(size, mode, **settings):
+def _torch_resize(size: Sequence[int], mode: str, **settings: Any) -> Callable[..., Any]:
     return lambda torch, x: torch.nn.functional.interpolate(x, size, mode=mode, **settings)
 
 
@@ -160,8 +168,8 @@ def affine_grid_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 2, 1, 3))], {"align_corners": False}, symbolic={0: {0: "n"}})
 
 
-def _torch_affine_grid(size):
-    def forward(torch, theta):
+def _torch_affine_grid(size: Sequence[int]) -> Callable[..., Any]:
+    def forward(torch: Any, theta: Any) -> Any:
         shape = (len(theta), 1, *size)
         grid = torch.nn.functional.affine_grid(theta, shape, align_corners=False)
         return grid.movedim(-1, 1)
@@ -171,7 +179,14 @@ def _torch_affine_grid(size):
 
 @register_samples("relax.image.grid_sample")
 def grid_sample(rng: np.random.Generator) -> Iterator[Sample]:
-    def sample(note, method, padding_mode, align_corners, shape=(2, 2, 3, 4), **settings):
+    def sample(
+        note: str,
+        method: str,
+        padding_mode: str,
+        align_corners: bool,
+        shape: Sequence[int] = (2, 2, 3, 4),
+        **settings: Any,
+    ) -> Sample:
         ndim = len(shape) - 2
         attrs = {
             "method": method,
@@ -248,7 +263,7 @@ def grid_sample_backward_grid(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _grid(rng: np.random.Generator, shape, data_shape):
+def _grid(rng: np.random.Generator, shape: Sequence[int], data_shape: Sequence[int]) -> Any:
     """Return a grid that reaches outside the data, with every sampling point well inside a cell.
 
     Cells end at coordinates that are multiples of half an element, with either value of
@@ -267,8 +282,8 @@ def _grid(rng: np.random.Generator, shape, data_shape):
     return grid
 
 
-def _torch_grid_sample(method, padding_mode, align_corners):
-    def forward(torch, x, grid):
+def _torch_grid_sample(method: str, padding_mode: str, align_corners: bool) -> Callable[..., Any]:
+    def forward(torch: Any, x: Any, grid: Any) -> Any:
         return torch.nn.functional.grid_sample(
             x, grid.movedim(1, -1), method, padding_mode, align_corners
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -14,7 +15,7 @@ _SMALLEST, _LARGEST = np.iinfo("int64").min, np.iinfo("int64").max
 
 @register_samples("relax.take")
 def take(rng: np.random.Generator) -> Iterator[Sample]:
-    def sample(note, shape, indices, **attrs):
+    def sample(note: str, shape: Sequence[int], indices: Any, **attrs: Any) -> Sample:
         indices = np.asarray(indices)
         return Sample(
             [rng.normal(size=shape), indices],
@@ -60,16 +61,16 @@ def take(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _take_scalar(x, axis):
+def _take_scalar(x: relax.Expr, axis: int) -> relax.Expr:
     return relax.op.take(x, relax.prim_value(-1), axis)
 
 
-def _take_constant(x, axis):
+def _take_constant(x: relax.Expr, axis: int) -> relax.Expr:
     return relax.op.take(x, relax.const([0, -1, 0]), axis)
 
 
-def _torch_take(axis=0, mode="fast"):
-    def forward(torch, x, indices):
+def _torch_take(axis: int = 0, mode: str = "fast") -> Callable[..., Any]:
+    def forward(torch: Any, x: Any, indices: Any) -> Any:
         size = x.shape[axis]
         indices = indices.long()
         if mode == "clip":
@@ -107,8 +108,8 @@ def gather_elements(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(3, 4)), np.zeros((3, 0), "int64")], {"axis": 1}, note="no index")
 
 
-def _torch_gather(axis):
-    def forward(torch, data, indices):
+def _torch_gather(axis: int) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any, indices: Any) -> Any:
         indices = torch.remainder(indices.long(), data.shape[axis])
         return data.gather(axis, indices)
 
@@ -117,7 +118,16 @@ def _torch_gather(axis):
 
 @register_samples("relax.strided_slice")
 def strided_slice(rng: np.random.Generator) -> Iterator[Sample]:
-    def sample(note, shape, axes, begin, end, strides=None, symbolic="nml", **attrs):
+    def sample(
+        note: str,
+        shape: Sequence[int],
+        axes: Sequence[int],
+        begin: Sequence[int],
+        end: Sequence[int],
+        strides: Any = None,
+        symbolic: Any = "nml",
+        **attrs: Any,
+    ) -> Sample:
         names = {i: name for i, name in enumerate(symbolic[: len(shape)]) if name != "-"}
         return Sample(
             [rng.normal(size=shape)],
@@ -147,8 +157,10 @@ def strided_slice(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _torch_slice(axes, begin, end, strides):
-    def forward(torch, x):
+def _torch_slice(
+    axes: Sequence[int], begin: Sequence[int], end: Sequence[int], strides: Any
+) -> Callable[..., Any]:
+    def forward(torch: Any, x: Any) -> Any:
         for axis, first, last, step in zip(
             axes, begin, end, strides or [1] * len(axes), strict=True
         ):
@@ -178,12 +190,14 @@ def dynamic_strided_slice(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _sum_of_dynamic_slice(x, begin, end, strides):
+def _sum_of_dynamic_slice(
+    x: relax.Expr, begin: Sequence[int], end: Sequence[int], strides: Any
+) -> relax.Expr:
     cubes = relax.op.multiply(x, relax.op.multiply(x, x))
     return relax.op.sum(relax.op.dynamic_strided_slice(cubes, begin, end, strides))
 
 
-def _torch_sum_of_dynamic_slice(torch, x, begin, end, strides):
+def _torch_sum_of_dynamic_slice(torch: Any, x: Any, begin: Any, end: Any, strides: Any) -> Any:
     bounds = [bound.tolist() for bound in (begin, end, strides)]
     return _torch_slice(range(x.ndim), *bounds)(torch, x**3).sum()
 

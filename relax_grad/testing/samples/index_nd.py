@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +35,8 @@ def gather_nd(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _torch_gather_nd(batch_dims):
-    def forward(torch, data, indices):
+def _torch_gather_nd(batch_dims: int) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any, indices: Any) -> Any:
         at = list(indices.unbind(-1))
         for axis in range(batch_dims):
             own = torch.arange(data.shape[axis])
@@ -66,7 +67,7 @@ def index_tensor(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _torch_index(torch, data, indices):
+def _torch_index(torch: Any, data: Any, indices: Any) -> Any:
     return data[tuple(index.long() for index in indices)]
 
 

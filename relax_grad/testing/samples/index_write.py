@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -12,7 +13,9 @@ from ._sample import Sample, register_samples
 _REDUCE = {"add": "sum", "mul": "prod", "mean": "mean", "max": "amax", "min": "amin"}
 
 
-def _torch_reduce(torch, data, axis, indices, updates, reduction):
+def _torch_reduce(
+    torch: Any, data: Any, axis: Any, indices: Any, updates: Any, reduction: Any
+) -> Any:
     """Scatter with all indices wrapped in-bounds; PyTorch's gradient of ``update`` assumes distinct
     indices."""
     indices = torch.remainder(indices.long(), data.shape[axis])
@@ -23,7 +26,9 @@ def _torch_reduce(torch, data, axis, indices, updates, reduction):
 
 @register_samples("relax.scatter_elements")
 def scatter_elements(rng: np.random.Generator) -> Iterator[Sample]:
-    def sample(note, shape, indices, axis, reduction, torch=True):
+    def sample(
+        note: str, shape: Sequence[int], indices: Any, axis: int, reduction: str, torch: Any = True
+    ) -> Sample:
         indices = np.asarray(indices)
         # TVM's sum over an empty symbolic axis is undefined.
         along = {axis: "k"} if indices.size else {}
@@ -75,8 +80,8 @@ def scatter_elements(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _torch_elements(axis, reduction):
-    def forward(torch, data, indices, updates):
+def _torch_elements(axis: int, reduction: str) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any, indices: Any, updates: Any) -> Any:
         return _torch_reduce(torch, data, axis, indices, updates, reduction)
 
     return forward
@@ -84,7 +89,14 @@ def _torch_elements(axis, reduction):
 
 @register_samples("relax.scatter_nd")
 def scatter_nd(rng: np.random.Generator) -> Iterator[Sample]:
-    def sample(note, shape, indices, reduction, torch=True, symbolic="nml"):
+    def sample(
+        note: str,
+        shape: Sequence[int],
+        indices: Any,
+        reduction: str,
+        torch: Any = True,
+        symbolic: Any = "nml",
+    ) -> Sample:
         indices = np.asarray(indices)
         updates = (*indices.shape[:-1], *shape[indices.shape[-1] :])
         names = dict(enumerate(symbolic[: indices.shape[-1]]))
@@ -116,8 +128,8 @@ def scatter_nd(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _torch_nd(reduction):
-    def forward(torch, data, indices, updates):
+def _torch_nd(reduction: str) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any, indices: Any, updates: Any) -> Any:
         count = indices.shape[-1]
         sizes = data.shape[:count]
         flat = torch.zeros(indices.shape[:-1], dtype=torch.long)
@@ -176,8 +188,8 @@ def index_put(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _torch_put(accumulate):
-    def forward(torch, data, indices, values):
+def _torch_put(accumulate: bool) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any, indices: Any, values: Any) -> Any:
         indices = tuple(index.long() for index in indices)
         return data.index_put(indices, values, accumulate)
 
@@ -186,7 +198,17 @@ def _torch_put(accumulate):
 
 @register_samples("relax.slice_scatter")
 def slice_scatter(rng: np.random.Generator) -> Iterator[Sample]:
-    def sample(note, shape, src, start, end, step, axis, symbolic="nml", torch=True):
+    def sample(
+        note: str,
+        shape: Sequence[int],
+        src: Sequence[int],
+        start: int,
+        end: int,
+        step: int,
+        axis: int,
+        symbolic: Any = "nml",
+        torch: Any = True,
+    ) -> Sample:
         return Sample(
             [rng.normal(size=shape), rng.normal(size=src)],
             {"start": start, "end": end, "step": step, "axis": axis},
@@ -243,11 +265,15 @@ def slice_scatter_backward_src(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _slice_scatter_backward_src(output_grad, src_shape, **attrs):
+def _slice_scatter_backward_src(
+    output_grad: relax.Expr, src_shape: Sequence[int], **attrs: Any
+) -> relax.Expr:
     return relax.op.grad.slice_scatter_backward_src(output_grad, src_shape, **attrs)
 
 
-def _scan_samples(rng: np.random.Generator, start, indices, factors, **attrs):
+def _scan_samples(
+    rng: np.random.Generator, start: Sequence[int], indices: Any, factors: Any, **attrs: Any
+) -> Iterator[Sample]:
     arguments = [rng.normal(size=start), np.array(indices), rng.normal(size=factors)]
     yield Sample(arguments, attrs, note="repeated, some outside")
     yield Sample([*arguments, rng.normal(size=factors)], attrs, note="with terms")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -36,7 +37,7 @@ def matmul(rng: np.random.Generator) -> Iterator[Sample]:
             note=note,
         )
 
-    def wide(x1, x2):
+    def wide(x1: relax.Expr, x2: relax.Expr) -> relax.Expr:
         return relax.op.matmul(x1, x2, out_dtype="float64")
 
     for shape1, shape2 in (((2, 3), (3, 2)), ((2, 2, 3), (3, 2)), ((3,), (2, 3, 2))):
@@ -104,7 +105,7 @@ def einsum(rng: np.random.Generator) -> Iterator[Sample]:
             )
 
 
-def _of_parameters(*operands, subscripts):
+def _of_parameters(*operands: relax.Expr, subscripts: Any) -> relax.Expr:
     return relax.op.einsum(operands, subscripts)
 
 
@@ -115,7 +116,9 @@ def einsum_backward_operand(rng: np.random.Generator) -> Iterator[Sample]:
         ("summed", (2, 3), "ij->", ()),
     ):
 
-        def function(output_grad, shape=shape, subscripts=subscripts):
+        def function(
+            output_grad: relax.Expr, shape: Sequence[int] = shape, subscripts: Any = subscripts
+        ) -> relax.Expr:
             return backward.einsum_backward_operand(output_grad, shape, subscripts)
 
         yield Sample([np.asarray(rng.normal(size=grad_shape))], function=function, note=note)

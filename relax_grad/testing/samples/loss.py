@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +39,15 @@ def nll_loss(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _nll_loss(
-    rng: np.random.Generator, shape, special, attrs, weighted, note, batch="n", targets=None
-):
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    special: Any,
+    attrs: Any,
+    weighted: bool,
+    note: str,
+    batch: Any = "n",
+    targets: Any = None,
+) -> Sample:
     if targets is None:
         targets = rng.integers(0, shape[0 if len(shape) == 1 else 1], shape[:1] + shape[2:])
         targets = np.asarray(targets if len(shape) > 1 else targets[0])
@@ -56,18 +64,18 @@ def _nll_loss(
     )
 
 
-def _torch_nll_loss(**attrs):
-    def forward(torch, predictions, targets):
+def _torch_nll_loss(**attrs: Any) -> Callable[..., Any]:
+    def forward(torch: Any, predictions: Any, targets: Any) -> Any:
         return torch.nn.functional.nll_loss(predictions, targets, **attrs)
 
     return forward
 
 
-def _torch_weighted(reduction="mean", ignore_index=-100):
+def _torch_weighted(reduction: str = "mean", ignore_index: Any = -100) -> Callable[..., Any]:
     """Return nll_loss composed of operators, since PyTorch cannot differentiate its own by the
     weights."""
 
-    def forward(torch, predictions, targets, weights):
+    def forward(torch: Any, predictions: Any, targets: Any, weights: Any) -> Any:
         counted = targets != ignore_index
         classes = torch.where(counted, targets, 0).long()
         by_class = predictions.movedim(0 if predictions.ndim == 1 else 1, -1)
@@ -92,7 +100,7 @@ def cross_entropy_with_logits(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _torch_cross_entropy_with_logits(torch, predictions, labels):
+def _torch_cross_entropy_with_logits(torch: Any, predictions: Any, labels: Any) -> Any:
     return -(predictions * labels).sum() / (len(predictions) if predictions.ndim > 1 else 1)
 
 

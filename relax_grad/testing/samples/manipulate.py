@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -76,7 +77,7 @@ def squeeze(rng: np.random.Generator) -> Iterator[Sample]:
         if axis != []:
             dims = tuple(range(len(shape))) if axis is None else tuple(axis)
 
-            def torch(torch, x, dims=dims):
+            def torch(torch: Any, x: Any, dims: Any = dims) -> Any:
                 return torch.squeeze(x, dims)
 
         yield Sample(

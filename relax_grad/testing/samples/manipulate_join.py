@@ -30,7 +30,7 @@ def concat(rng: np.random.Generator) -> Iterator[Sample]:
             note=note,
         )
 
-    def through_parameters(a, b, axis):
+    def through_parameters(a: relax.Expr, b: relax.Expr, axis: int) -> relax.Expr:
         return relax.op.concat([a, b, a], axis)
 
     yield Sample(

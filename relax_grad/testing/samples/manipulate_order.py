@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from tvm import tirx
@@ -58,7 +59,13 @@ def reverse_sequence(rng: np.random.Generator) -> Iterator[Sample]:
     ):
         for dtype in ("int64", "int32")[: 1 + (note == "negative axes")]:
 
-            def torch(torch, x, lengths, seq_axis=seq_axis, batch_axis=batch_axis):
+            def torch(
+                torch: Any,
+                x: Any,
+                lengths: Any,
+                seq_axis: Any = seq_axis,
+                batch_axis: Any = batch_axis,
+            ) -> Any:
                 x = x.movedim((batch_axis, seq_axis), (0, 1))
                 place = torch.arange(x.shape[1])
                 length = lengths.clamp(max=x.shape[1])[:, None]
@@ -172,7 +179,7 @@ def triu(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _triangles(rng, lambda torch, x, k: torch.triu(x, k))
 
 
-def _triangles(rng: np.random.Generator, forward):
+def _triangles(rng: np.random.Generator, forward: Any) -> Iterator[Sample]:
     for note, shape, k in _DIAGONALS:
         yield Sample(
             [rng.normal(size=shape)],

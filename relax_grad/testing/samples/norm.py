@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def batch_norm(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _batch_norm_inputs(rng: np.random.Generator, shape, axis):
+def _batch_norm_inputs(rng: np.random.Generator, shape: Sequence[int], axis: int) -> list:
     """Return data with a non-zero mean, gamma, beta, moving mean and moving variance."""
     channels = shape[axis]
     gamma = rng.choice([-1.0, 1.0], channels) * rng.uniform(0.5, 1.5, channels)
@@ -64,11 +64,11 @@ def _batch_norm_inputs(rng: np.random.Generator, shape, axis):
     return [rng.normal(0.5, 1.0, shape), gamma, beta, moving_mean, moving_var]
 
 
-def _first_result(*args, **attrs):
+def _first_result(*args: relax.Expr, **attrs: Any) -> relax.Expr:
     return relax.TupleGetItem(relax.op.nn.batch_norm(*args, **attrs), 0)
 
 
-def _statistics_first(*args, **attrs):
+def _statistics_first(*args: relax.Expr, **attrs: Any) -> relax.Expr:
     """Return all results, with the normalized data last.
 
     The stock pass starts the gradient of a tuple at the last use of an element, with zeros for the
@@ -78,8 +78,10 @@ def _statistics_first(*args, **attrs):
     return relax.Tuple([relax.TupleGetItem(result, i) for i in (1, 2, 0)])
 
 
-def _torch_batch_norm(training):
-    def forward(torch, data, gamma, beta, moving_mean, moving_var):
+def _torch_batch_norm(training: bool) -> Callable[..., Any]:
+    def forward(
+        torch: Any, data: Any, gamma: Any, beta: Any, moving_mean: Any, moving_var: Any
+    ) -> Any:
         return torch.nn.functional.batch_norm(
             data, moving_mean.detach().clone(), moving_var.detach().clone(), gamma, beta, training
         )
@@ -186,27 +188,27 @@ def divide_by_count(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _dtypes(narrow):
+def _dtypes(narrow: bool) -> Any:
     """Return the dtypes to check besides float64: the default ones if ``narrow``, else none."""
     return Sample.dtypes if narrow else ()
 
 
-def _same(arguments, names):
+def _same(arguments: Any, names: Any) -> Any:
     """Return the same symbolic axes for several arguments."""
     return dict.fromkeys(arguments, names)
 
 
-def _slopes(rng: np.random.Generator, shape):
+def _slopes(rng: np.random.Generator, shape: int | Sequence[int]) -> np.ndarray:
     """Return factors of both signs and magnitudes from 0.5 to 1.5."""
     return rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape)
 
 
-def _channel_inputs(rng: np.random.Generator, shape, channel):
+def _channel_inputs(rng: np.random.Generator, shape: Sequence[int], channel: int) -> list:
     channels = shape[channel]
     return [rng.normal(0.5, 1.0, shape), _slopes(rng, channels), rng.normal(size=channels)]
 
 
-def _of_parameters(symbolic, shape, axes, count):
+def _of_parameters(symbolic: Any, shape: Sequence[int], axes: Sequence[int], count: int) -> Any:
     """Return the symbolic axes of the data and of ``count`` parameters, whose axes are the
     normalized ones."""
     if symbolic is None:
@@ -216,8 +218,10 @@ def _of_parameters(symbolic, shape, axes, count):
     return {0: symbolic, **{i: names for i in range(1, count + 1) if names}}
 
 
-def _torch_layer_norm(axes, epsilon=1e-5, center=True, scale=True):
-    def forward(torch, x, gamma, beta):
+def _torch_layer_norm(
+    axes: Sequence[int], epsilon: float = 1e-5, center: bool = True, scale: bool = True
+) -> Callable[..., Any]:
+    def forward(torch: Any, x: Any, gamma: Any, beta: Any) -> Any:
         to_last = _to_last(x, axes)
         extents = [x.shape[axis] for axis in axes]
         y = torch.nn.functional.layer_norm(
@@ -232,8 +236,8 @@ def _torch_layer_norm(axes, epsilon=1e-5, center=True, scale=True):
     return forward
 
 
-def _torch_rms_norm(axes, epsilon=1e-5):
-    def forward(torch, x, weight):
+def _torch_rms_norm(axes: Sequence[int], epsilon: float = 1e-5) -> Callable[..., Any]:
+    def forward(torch: Any, x: Any, weight: Any) -> Any:
         to_last = _to_last(x, axes)
         extents = [x.shape[axis] for axis in axes]
         y = torch.nn.functional.rms_norm(x.permute(to_last), extents, weight, eps=epsilon)
@@ -242,11 +246,18 @@ def _torch_rms_norm(axes, epsilon=1e-5):
     return forward
 
 
-def _torch_group_norm(groups, channel, axes, epsilon=1e-5, center=True, scale=True):
+def _torch_group_norm(
+    groups: int,
+    channel: int,
+    axes: Sequence[int],
+    epsilon: float = 1e-5,
+    center: bool = True,
+    scale: bool = True,
+) -> Callable[..., Any]:
     """Return group_norm in PyTorch, which needs the channels second and normalizes over all later
     axes."""
 
-    def forward(torch, x, gamma, beta):
+    def forward(torch: Any, x: Any, gamma: Any, beta: Any) -> Any:
         last = [channel % x.ndim, *(axis % x.ndim for axis in axes)]
         order = [axis for axis in range(x.ndim) if axis not in last] + last
         moved = x.permute(order)
@@ -262,7 +273,7 @@ def _torch_group_norm(groups, channel, axes, epsilon=1e-5, center=True, scale=Tr
     return forward
 
 
-def _to_last(x, axes):
+def _to_last(x: Any, axes: Sequence[int]) -> list:
     last = [axis % x.ndim for axis in axes]
     return [axis for axis in range(x.ndim) if axis not in last] + last
 
@@ -277,7 +288,7 @@ _OVER_AXES = {
 }
 
 
-def _register_over_axes(name, takes_gamma, takes_mean):
+def _register_over_axes(name: str, takes_gamma: bool, takes_mean: bool) -> None:
     """Register samples with arbitrary statistics: the operator is a function of them, independent
     of the data."""
 
@@ -304,7 +315,9 @@ for _name, _takes in _OVER_AXES.items():
     _register_over_axes(_name, *_takes)
 
 
-def _register_of_channels(name, statistics_of, attrs, symbolic, takes_gamma):
+def _register_of_channels(
+    name: str, statistics_of: Any, attrs: Any, symbolic: Any, takes_gamma: bool
+) -> None:
     """Register samples of an operator whose statistics are four tensors with gamma, and two
     without."""
 
@@ -359,7 +372,7 @@ _STATISTICS = (
 )
 
 
-def _register_statistics(name):
+def _register_statistics(name: str) -> None:
     @register_samples(f"relax.grad.{name}_statistics")
     def statistics(rng: np.random.Generator) -> Iterator[Sample]:
         for of, attrs, axes, groups in _STATISTICS:
@@ -376,14 +389,14 @@ def _register_statistics(name):
                 )
 
 
-def _torch_statistics(name, axes, groups):
-    def forward(torch, x):
+def _torch_statistics(name: str, axes: Sequence[int], groups: int | None) -> Callable[..., Any]:
+    def forward(torch: Any, x: Any) -> Any:
         if name == "rms_norm":
             return torch.rsqrt((x * x).mean(axes, keepdim=True) + 0.1)
         moved = x if groups is None else x.reshape(x.shape[0], groups, -1, x.shape[2])
         over = axes if groups is None else (2, *(axis + (axis > 1) for axis in axes))
         variance, mean = torch.var_mean(moved, over, correction=0, keepdim=True)
-        both = mean, torch.rsqrt(variance + 0.1)
+        both: Sequence = mean, torch.rsqrt(variance + 0.1)
         if groups is not None:
             shape = [1 if axis in axes else extent for axis, extent in enumerate(x.shape)]
             wide = [shape[0], groups, x.shape[1] // groups, shape[2]]

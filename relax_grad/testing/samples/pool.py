@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,7 +144,7 @@ _ADAPTIVE_AVG_POOL: _Cases = {
 }
 
 
-def _max_pool(rank, rng: np.random.Generator):
+def _max_pool(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     for note, (shape, attrs) in _MAX_POOL[rank].items():
         yield Sample(
             [_distinct(rng, shape)],
@@ -177,7 +178,7 @@ def _max_pool(rank, rng: np.random.Generator):
     )
 
 
-def _avg_pool(rank, rng: np.random.Generator):
+def _avg_pool(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     for note, (shape, attrs) in _AVG_POOL[rank].items():
         yield Sample(
             [rng.normal(size=shape)],
@@ -204,7 +205,7 @@ def _avg_pool(rank, rng: np.random.Generator):
     )
 
 
-def _adaptive_avg_pool(rank, rng: np.random.Generator):
+def _adaptive_avg_pool(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     for note, (shape, attrs) in _ADAPTIVE_AVG_POOL[rank].items():
         yield Sample(
             [rng.normal(size=shape)],
@@ -225,7 +226,7 @@ def _adaptive_avg_pool(rank, rng: np.random.Generator):
 _BACKWARD = {1: ((4,), (7,)), 2: ((3, 4), (5, 7)), 3: ((2, 1, 2), (3, 2, 4))}
 
 
-def _backward(rank, rng: np.random.Generator):
+def _backward(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     out, extents = _BACKWARD[rank]
     attrs = {"pool_size": [3] * rank, "strides": [2] * rank, "padding": [1] * 2 * rank}
     yield Sample(
@@ -243,7 +244,7 @@ def _backward(rank, rng: np.random.Generator):
     )
 
 
-def _adaptive_backward(rank, rng: np.random.Generator):
+def _adaptive_backward(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     out = (3, 4, 1)[:rank]
     yield Sample(
         [rng.normal(size=(2, 1, *out)), rng.normal(size=(2, 1, *(5, 3, 2)[:rank]))],
@@ -254,7 +255,7 @@ def _adaptive_backward(rank, rng: np.random.Generator):
     )
 
 
-def _jvp(rank, rng: np.random.Generator):
+def _jvp(rank: int, rng: np.random.Generator) -> Iterator[Sample]:
     shape = (2, 2, 6, 5, 2)[: rank + 2]
     symbolic = {0: "n", 2: "h"}
     yield Sample(
@@ -291,7 +292,7 @@ for _rank in (1, 2, 3):
         register_samples(f"relax.{_op}")(functools.partial(_maker, _rank))
 
 
-def _symbolic(attrs):
+def _symbolic(attrs: Any) -> Any:
     """Return the symbolic axes of the data: only the batch with ceil_mode.
 
     For a symbolic spatial extent, ceil_mode puts a condition into a type. TVM does not copy, and
@@ -300,31 +301,37 @@ def _symbolic(attrs):
     return {0: {0: "n"}} if attrs.get("ceil_mode") else {0: {0: "n", 2: "h"}}
 
 
-def _channels_last(rank, attrs):
+def _channels_last(rank: int, attrs: Any) -> Any:
     """Return a shape and attributes for data in a channels-last layout."""
     sizes = {"pool_size": (2, 3, 2)[:rank], "layout": f"N{'DHW'[-rank:]}C"}
     return (1, *(5, 6, 4)[:rank], 2), {**attrs, **sizes}
 
 
-def _distinct(rng: np.random.Generator, shape):
+def _distinct(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     """Return values that are pairwise well apart, even in half precision."""
     return rng.permutation(np.arange(np.prod(shape))).reshape(shape) / 16 - 1.5
 
 
-def _per_axis(value, count):
+def _per_axis(value: Any, count: int) -> Any:
     return value if isinstance(value, tuple) else (value,) * count
 
 
 def _torch_max_pool(
-    rank, pool_size, strides=1, padding=0, dilation=1, ceil_mode=False, layout=None
-):
+    rank: int,
+    pool_size: Any,
+    strides: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: Any = False,
+    layout: str | None = None,
+) -> Callable[..., Any]:
     plain = f"NC{'DHW'[-rank:]}"
     layout = layout or plain
     sizes, steps, gaps = (_per_axis(value, rank) for value in (pool_size, strides, dilation))
     padding = _per_axis(padding, 2 * rank)
     before, after = padding[:rank], padding[rank:]
 
-    def windows(extent, axis):
+    def windows(extent: Any, axis: int) -> Any:
         """Return TVM's number of windows along an axis.
 
         ceil_mode may add a window. TVM drops it, as PyTorch does, if it starts in the padding after
@@ -336,7 +343,7 @@ def _torch_max_pool(
         count = -(-space // steps[axis]) + 1
         return count - 1 if (count - 1) * steps[axis] >= extent + before[axis] else count
 
-    def forward(torch, data):
+    def forward(torch: Any, data: Any) -> Any:
         data = data.permute([layout.index(name) for name in plain])
         counts = [windows(extent, axis) for axis, extent in enumerate(data.shape[2:])]
         pads = [size for axis in reversed(range(rank)) for size in (before[axis], after[axis])]
@@ -350,23 +357,28 @@ def _torch_max_pool(
 
 
 def _torch_avg_pool(
-    rank, pool_size, strides=1, padding=0, ceil_mode=False, count_include_pad=False
-):
-    def forward(torch, data):
+    rank: int,
+    pool_size: Any,
+    strides: Any = 1,
+    padding: Any = 0,
+    ceil_mode: Any = False,
+    count_include_pad: Any = False,
+) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any) -> Any:
         pool = getattr(torch.nn.functional, f"avg_pool{rank}d")
         return pool(data, pool_size, strides, padding, ceil_mode, count_include_pad)
 
     return forward
 
 
-def _is_torch_s(attrs):
+def _is_torch_s(attrs: Any) -> Any:
     """Tell whether PyTorch's average pooling supports the padding, which must be the same before
     and after."""
     return isinstance(attrs.get("padding", 0), int)
 
 
-def _torch_adaptive_avg_pool(rank, output_size=None):
-    def forward(torch, data):
+def _torch_adaptive_avg_pool(rank: int, output_size: Any = None) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any) -> Any:
         sizes = tuple(data.shape[2:]) if output_size is None else _per_axis(output_size, rank)
         return getattr(torch.nn.functional, f"adaptive_avg_pool{rank}d")(data, sizes)
 

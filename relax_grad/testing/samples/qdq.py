@@ -8,6 +8,7 @@ straight-through gradient.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -22,7 +23,9 @@ _X = np.array([[-80.0, -1.375, 0.0], [0.125, 0.625, 140.0]])
 def quantize(rng: np.random.Generator) -> Iterator[Sample]:
     for out_dtype, low, high in (("int8", -128, 127), ("uint8", 0, 255)):
 
-        def forward(torch, x, scale, zero_point, low=low, high=high):
+        def forward(
+            torch: Any, x: Any, scale: Any, zero_point: Any, low: Any = low, high: Any = high
+        ) -> Any:
             scale, zero_point = scale.float(), zero_point.float()
             return torch._fake_quantize_learnable_per_tensor_affine(
                 x.float(), scale, zero_point, low, high, 1.0
@@ -38,7 +41,7 @@ def quantize(rng: np.random.Generator) -> Iterator[Sample]:
             note=f"then dequantize, {out_dtype}",
         )
 
-    def of_rows(torch, x, scale, zero_point):
+    def of_rows(torch: Any, x: Any, scale: Any, zero_point: Any) -> Any:
         return torch._fake_quantize_learnable_per_channel_affine(
             x.float(), scale.float(), zero_point.float(), 0, -128, 127, 1.0
         ).double()
@@ -58,7 +61,9 @@ def quantize(rng: np.random.Generator) -> Iterator[Sample]:
 def dequantize(rng: np.random.Generator) -> Iterator[Sample]:
     data = np.array([[-128, 0, 5], [127, 3, -7]], "int8")
 
-    def function(data, scale, zero_point, axis=-1):
+    def function(
+        data: relax.Expr, scale: bool, zero_point: relax.Expr, axis: int = -1
+    ) -> relax.Expr:
         scale = relax.op.astype(scale, "float32")
         return relax.op.dequantize(data, scale, zero_point, axis, "float32")
 
@@ -77,7 +82,7 @@ def dequantize(rng: np.random.Generator) -> Iterator[Sample]:
             note=note,
         )
 
-    def of_floats(data, scale, zero_point):
+    def of_floats(data: Any, scale: bool, zero_point: Any) -> Any:
         return function(relax.op.astype(data, "float32"), scale, zero_point)
 
     yield Sample(
@@ -88,7 +93,9 @@ def dequantize(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-def _fake_quantize(x, scale, zero_point, axis, out_dtype):
+def _fake_quantize(
+    x: relax.Expr, scale: bool, zero_point: relax.Expr, axis: int, out_dtype: Any
+) -> relax.Expr:
     x, scale = relax.op.astype(x, "float32"), relax.op.astype(scale, "float32")
     quantized = relax.op.quantize(x, scale, zero_point, axis, out_dtype)
     result = relax.op.dequantize(quantized, scale, zero_point, axis, "float32")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,9 @@ def quantized_matmul_backward_data(rng: np.random.Generator) -> Iterator[Sample]
         )
 
 
-def _weight(rng: np.random.Generator, outputs, count, size, dtype, zeros):
+def _weight(
+    rng: np.random.Generator, outputs: Any, count: Any, size: Any, dtype: Any, zeros: Any
+) -> Any:
     """Return numbers, scales and zero points, and the positions of zero points that are
     differentiable."""
     if dtype == "uint8":
@@ -65,8 +68,8 @@ def _weight(rng: np.random.Generator, outputs, count, size, dtype, zeros):
     return operands, [3] if zeros == "float64" else []
 
 
-def _torch(inputs):
-    def forward(torch, data, numbers, scale, zero_point=None):
+def _torch(inputs: int) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any, numbers: Any, scale: Any, zero_point: Any = None) -> Any:
         is_packed = numbers.dtype == torch.uint8
         if is_packed:
             numbers = torch.stack([numbers % 16, numbers // 16], -1).flatten(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ _EXTENTS = {"plain": (3, 2, 2), "one step": (1, 2, 3), "a sequence of its own": 
 _LAYERS = {"lstm": (6, 4), "gru": (4, 3), "gru that resets first": (5, 3), "rnn": (1, 1)}
 
 
-def _sample(note: str, inputs: list, torch, states: int) -> Sample:
+def _sample(note: str, inputs: list, torch: Any, states: int) -> Sample:
     """Return a sample of a layer with a number of states; a plain one with symbolic steps and batch
     and in all dtypes."""
     symbolic = {0: {0: "t", 1: "b"}} | {1 + i: {0: "b"} for i in range(states)}
@@ -126,12 +126,12 @@ def next_steps(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _normal(rng: np.random.Generator, *shapes) -> list[np.ndarray]:
+def _normal(rng: np.random.Generator, *shapes: Any) -> list[np.ndarray]:
     return [rng.normal(size=shape) for shape in shapes]
 
 
-def _torch_lstm(torch, data, hidden, cell, weight):
-    results = [[], [], []]
+def _torch_lstm(torch: Any, data: Any, hidden: Any, cell: Any, weight: Any) -> Any:
+    results: list[list] = [[], [], []]
     for x in data:
         i, f, g, o = (x + hidden @ weight.T).chunk(4, -1)
         i, f, o, g = i.sigmoid(), f.sigmoid(), o.sigmoid(), g.tanh()
@@ -144,8 +144,8 @@ def _torch_lstm(torch, data, hidden, cell, weight):
     return tuple(map(torch.stack, results))
 
 
-def _torch_gru(torch, data, hidden, weight, bias):
-    results = [[], [], []]
+def _torch_gru(torch: Any, data: Any, hidden: Any, weight: Any, bias: Any) -> Any:
+    results: list[list] = [[], [], []]
     for x in data:
         (x_r, x_z, x_n), (r, z, n) = x.chunk(3, -1), (hidden @ weight.T).chunk(3, -1)
         r, z, kept = (x_r + r).sigmoid(), (x_z + z).sigmoid(), n + bias
@@ -158,8 +158,9 @@ def _torch_gru(torch, data, hidden, weight, bias):
     return tuple(map(torch.stack, results))
 
 
-def _torch_gru_that_resets_first(torch, data, hidden, weight):
-    results, (w_r, w_z, w_n) = [[], []], weight.chunk(3)
+def _torch_gru_that_resets_first(torch: Any, data: Any, hidden: Any, weight: Any) -> Any:
+    results: list[list] = [[], []]
+    w_r, w_z, w_n = weight.chunk(3)
     for x in data:
         x_r, x_z, x_n = x.chunk(3, -1)
         r, z = (x_r + hidden @ w_r.T).sigmoid(), (x_z + hidden @ w_z.T).sigmoid()
@@ -171,8 +172,8 @@ def _torch_gru_that_resets_first(torch, data, hidden, weight):
     return tuple(map(torch.stack, results))
 
 
-def _torch_rnn(activation: str):
-    def forward(torch, data, hidden, weight):
+def _torch_rnn(activation: str) -> Callable[..., Any]:
+    def forward(torch: Any, data: Any, hidden: Any, weight: Any) -> Any:
         states = []
         for x in data:
             hidden = getattr(torch, activation)(x + hidden @ weight.T)
@@ -216,9 +217,11 @@ def backward_loop(
     return (*results, cell) if len(own) == 6 else results
 
 
-def _torch_tangent(torch, gates, states, hidden, slopes, weight, cell=None):
+def _torch_tangent(
+    torch: Any, gates: Any, states: Any, hidden: Any, slopes: Any, weight: Any, cell: Any = None
+) -> Any:
     size = states.shape[2]
-    results = [[], [], []]
+    results: list[list] = [[], [], []]
     for x, state, row in zip(gates, states, slopes, strict=True):
         own = row.split(size, -1)
         sums = x + hidden @ weight.T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ._sample import Sample, register_samples
 _N = {0: {0: "n"}}
 
 
-def _scans(rng: np.random.Generator, forward, order):
+def _scans(rng: np.random.Generator, forward: Any, order: int) -> Iterator[Sample]:
     """Yield samples that cover every attribute; ``forward(torch, x, axis)`` is the inclusive scan
     along an axis."""
     for note, shape, attrs in (
@@ -22,7 +23,7 @@ def _scans(rng: np.random.Generator, forward, order):
         ("flattened 0-d", (), {}),
     ):
 
-        def torch(torch, x, attrs=attrs):
+        def torch(torch: Any, x: Any, attrs: Any = attrs) -> Any:
             axis = attrs.get("axis")
             if axis is None:
                 x, axis = x.reshape(-1), 0
@@ -57,11 +58,11 @@ def _scans(rng: np.random.Generator, forward, order):
     )
 
 
-def _cumsum(torch, x, axis):
+def _cumsum(torch: Any, x: Any, axis: Any) -> Any:
     return x.cumsum(axis)
 
 
-def _cumprod(torch, x, axis):
+def _cumprod(torch: Any, x: Any, axis: Any) -> Any:
     return x.cumprod(axis)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def topk(rng: np.random.Generator) -> Iterator[Sample]:
         ("another axis empty", (0, 3), 2, {"ret_type": "values"}),
     ):
 
-        def torch(torch, x, k=k, attrs=attrs):
+        def torch(torch: Any, x: Any, k: Any = k, attrs: Any = attrs) -> Any:
             axis = attrs.get("axis", -1)
             count = k if k > 0 else x.shape[axis]
             return torch.topk(x, count, dim=axis, largest=attrs.get("largest", True)).values

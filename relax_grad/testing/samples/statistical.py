@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def mean(rng: np.random.Generator) -> Iterator[Sample]:
 
 @register_samples("relax.variance")
 def variance(rng: np.random.Generator) -> Iterator[Sample]:
-    def forward(torch, x, axis, keep):
+    def forward(torch: Any, x: Any, axis: Any, keep: Any) -> Any:
         return x.var(axis, correction=0, keepdim=keep)
 
     yield from _reductions(rng, forward, _FEW)
@@ -59,7 +60,7 @@ def variance(rng: np.random.Generator) -> Iterator[Sample]:
 
 @register_samples("relax.std")
 def std(rng: np.random.Generator) -> Iterator[Sample]:
-    def forward(torch, x, axis, keep):
+    def forward(torch: Any, x: Any, axis: Any, keep: Any) -> Any:
         return x.std(axis, correction=0, keepdim=keep)
 
     cases = [case for case in _FEW if "extent 1" not in case[0] and case[1] and case[2] != []]
@@ -91,7 +92,7 @@ def min(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _extrema(rng, lambda torch, x, axis, keep: x.amin(axis, keepdim=keep), _FEW[1:2])
 
 
-def _extrema(rng: np.random.Generator, forward, cases=_FEW):
+def _extrema(rng: np.random.Generator, forward: Any, cases: Any = _FEW) -> Iterator[Sample]:
     yield from _reductions(rng, forward, cases)
     ties = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     for axis in ([1], [0, 1]):
@@ -106,7 +107,7 @@ def _extrema(rng: np.random.Generator, forward, cases=_FEW):
 
 @register_samples("relax.prod")
 def prod(rng: np.random.Generator) -> Iterator[Sample]:
-    def forward(torch, x, axis, keep):
+    def forward(torch: Any, x: Any, axis: Any, keep: Any) -> Any:
         for a in sorted((a % x.ndim for a in axis), reverse=True):
             x = x.prod(a, keepdim=keep)
         return x
@@ -144,7 +145,7 @@ def median(rng: np.random.Generator) -> Iterator[Sample]:
         ("another axis empty", (3, 0), [0], False),
     ):
 
-        def torch(torch, x, axis=axis, keepdims=keepdims):
+        def torch(torch: Any, x: Any, axis: Any = axis, keepdims: Any = keepdims) -> Any:
             axes = range(x.ndim) if axis is None else [a % x.ndim for a in axis]
             kept = [a for a in range(x.ndim) if a not in axes]
             rows = x.permute((*kept, *axes)).reshape(
@@ -184,10 +185,12 @@ def mean_backward_x(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def _reductions(rng: np.random.Generator, forward, cases=_REDUCTIONS):
+def _reductions(
+    rng: np.random.Generator, forward: Any, cases: Any = _REDUCTIONS
+) -> Iterator[Sample]:
     for note, shape, axis, keepdims in cases:
         # An empty list of axes means all axes in PyTorch, but no axes in TVM.
-        def torch(torch, x, axis=axis, keepdims=keepdims):
+        def torch(torch: Any, x: Any, axis: Any = axis, keepdims: Any = keepdims) -> Any:
             if axis == []:
                 return forward(torch, x.unsqueeze(0), (0,), False)
             return forward(torch, x, tuple(axis or range(x.ndim)), keepdims)

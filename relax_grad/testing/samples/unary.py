@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ _FUNCTIONS = {
 def _register(name: str) -> None:
     (low, high), special = _FUNCTIONS[name]
 
-    def torch(torch, x):
+    def torch(torch: Any, x: Any) -> Any:
         return getattr(torch, {"negative": "neg"}.get(name, name))(x)
 
     @register_samples(f"relax.{name}")
@@ -57,7 +58,7 @@ for _name in _FUNCTIONS:
 
 @register_samples("relax.clip")
 def clip(rng: np.random.Generator) -> Iterator[Sample]:
-    def forward(low, high):
+    def forward(low: Any, high: Any) -> Any:
         return {"torch": lambda torch, x: x.clamp(low, high)}
 
     x = np.array([[-2.0, -0.9, -0.2], [0.4, 0.8, 1.7]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def roi_pool_jvp(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _roi_backward(rng, (2, 2, 3, 4), {})
 
 
-def _roi_backward(rng: np.random.Generator, shape, attrs):
+def _roi_backward(rng: np.random.Generator, shape: Sequence[int], attrs: Any) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=shape), rng.permutation(48).reshape(2, 2, 3, 4) / 8.0, _ROIS],
         {"pooled_size": (1, 2), "spatial_scale": 1.0, **attrs},
@@ -130,13 +130,13 @@ def multibox_transform_loc(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _torch_multibox(
-    variances=(1.0, 1.0, 1.0, 1.0),
-    clip=False,
-    threshold=0.0,
-    keep_background=True,
-    apply_softmax=True,
-):
-    def forward(torch, cls_pred, loc_pred, anchor):
+    variances: Any = (1.0, 1.0, 1.0, 1.0),
+    clip: Any = False,
+    threshold: Any = 0.0,
+    keep_background: Any = True,
+    apply_softmax: Any = True,
+) -> Callable[..., Any]:
+    def forward(torch: Any, cls_pred: Any, loc_pred: Any, anchor: Any) -> Any:
         left, top, right, bottom = anchor.unbind(-1)
         x, y, w, h = (
             part * v
