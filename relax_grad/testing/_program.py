@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import tvm
@@ -41,7 +41,7 @@ PASSES = {"relax_grad": Gradient, "tvm": relax.transform.Gradient}
 class _Tensor(Protocol):
     """An array of any library, including NumPy."""
 
-    def __dlpack__(self, **options): ...
+    def __dlpack__(self, **options: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def make_arguments(
         ]
         return Argument(name, value, relax.TensorType(shape, value.dtype.name))
 
-    def convert(name: str, value, names: Mapping[int, str]):
+    def convert(name: str, value: Any, names: Mapping[int, str]) -> Any:
         if isinstance(value, (np.ndarray, np.generic)):
             return argument(name, np.asarray(value), names)
         if isinstance(value, _Tensor):
@@ -153,7 +153,7 @@ def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]])
                 )
 
 
-def _is_symbolic(symbolic) -> bool:
+def _is_symbolic(symbolic: Any) -> bool:
     """Tell whether a value is a mapping from integers to mappings from integers to strings."""
 
     return isinstance(symbolic, Mapping) and all(
@@ -174,13 +174,15 @@ def numpy_dtype(dtype: str) -> np.dtype:
     return np.dtype(dtype)
 
 
-def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Program:
+def first_order(
+    function: Callable, arguments: list, attrs: Mapping, rng: np.random.Generator
+) -> Program:
     """Build ``L1``: the inner product of the function's floating-point outputs with random
     cotangents."""
     tensors: list[Argument] = []
     params: list[relax.Var] = []
 
-    def to_expr(argument):
+    def to_expr(argument: Any) -> Any:
         if isinstance(argument, Argument):
             tensors.append(argument)
             params.append(relax.Var(argument.name, argument.type))
@@ -258,7 +260,9 @@ def differentiate(
     return PASSES[through]("main", [by_name[name] for name in wrt])(program.module)
 
 
-def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str], rng) -> Program:
+def next_order(
+    program: Program, differentiated: tvm.IRModule, wrt: Sequence[str], rng: np.random.Generator
+) -> Program:
     """Build ``L(k+1)`` from the differentiated ``Lk``, with random directions as new parameters."""
     adjoint = copy_with_new_vars(differentiated["main_adjoint"])
     by_name = {argument.name: argument for argument in program.arguments}
@@ -310,7 +314,7 @@ def without_assertions() -> Iterator[None]:
         yield
 
 
-def compile_together(modules: Sequence[tvm.IRModule], target) -> Callable:
+def compile_together(modules: Sequence[tvm.IRModule], target: Any) -> Callable:
     """Compile the modules together, as :func:`merge` combines them.
 
     The modules then share common kernels and the fixed cost of the passes over a module.
@@ -351,7 +355,9 @@ class _Renamed(relax.PyExprMutator):
         return self._callees.get(callee, callee)
 
 
-def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.ndarray]], object]:
+def compile_module(
+    module: tvm.IRModule, target: Any
+) -> Callable[[str, Sequence[np.ndarray]], object]:
     """Compile a module; return a callable that runs a function, by name, from arrays to (nested)
     arrays.
 
@@ -363,7 +369,7 @@ def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.n
     assemble(executable.mod, target)
     machine = relax.VirtualMachine(executable, device)
 
-    def run(name: str, values: Sequence[np.ndarray]):
+    def run(name: str, values: Sequence[np.ndarray]) -> Any:
         tensors = [_to_tensor(value, device) for value in values]
         result = to_numpy(machine[name](*tensors))
         for i, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
@@ -388,37 +394,39 @@ def assemble(module: tvm.runtime.Module, target: tvm.target.Target) -> None:
         module.import_module(assembled(imported[0], target))
 
 
-def _to_tensor(value: np.ndarray, device) -> tvm.runtime.Tensor:
+def _to_tensor(value: np.ndarray, device: Any) -> tvm.runtime.Tensor:
     """Copy an array; ``tvm.runtime.tensor`` does not know NumPy's bfloat16."""
     return tvm.runtime.empty(value.shape, value.dtype.name, device).copyfrom(np.asarray(value))
 
 
-def to_numpy(value):
+def to_numpy(value: Any) -> Any:
     """Convert tensors in (nested) lists to arrays."""
     if hasattr(value, "numpy"):
         return value.numpy()
     return [to_numpy(item) for item in value]
 
 
-def holds(value, kind) -> bool:
+def holds(value: Any, kind: type | tuple[type, ...]) -> bool:
     if isinstance(value, (tuple, list)):
         return any(holds(item, kind) for item in value)
     return isinstance(value, kind)
 
 
-def _substitute_all(call_args, variables, values) -> list:
+def _substitute_all(call_args: Sequence, variables: Sequence[relax.Var], values: Sequence) -> list:
     """Replace variables by values in the arguments of a call; other arguments stay unchanged."""
     known = dict(zip(variables, values, strict=True))
     return [_substitute(arg, known) for arg in call_args]
 
 
-def _substitute(arg, known: Mapping):
+def _substitute(arg: Any, known: Mapping) -> Any:
     if isinstance(arg, relax.Tuple):
         return relax.Tuple([_substitute(field, known) for field in arg.fields])
     return known.get(arg, arg) if isinstance(arg, relax.Var) else arg
 
 
-def _output_type(function, params, call_args, attrs) -> relax.Type:
+def _output_type(
+    function: Callable, params: Sequence[relax.Var], call_args: Sequence, attrs: Mapping
+) -> relax.Type:
     bb = relax.BlockBuilder()
     with ending_blocks(bb), bb.function("probe", params):
         try:
@@ -479,7 +487,9 @@ def _project(value: relax.Expr, path: tuple[int, ...]) -> relax.Expr:
     return value
 
 
-def _inner_products(bb: relax.BlockBuilder, values, weights) -> relax.Expr:
+def _inner_products(
+    bb: relax.BlockBuilder, values: Sequence[relax.Expr], weights: Sequence[relax.Expr]
+) -> relax.Expr:
     """Return the sum of the inner products of all pairs, as a scalar of float64 if any is, else
     float32."""
     dtypes = [dtype_of(weight.ty) for weight in weights]

@@ -7,7 +7,7 @@ PyTorch has all their operators, and with central differences of the compiled pr
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +104,7 @@ def check_one(program: Program, settings: Settings) -> Outcome:
         return Outcome(failure("compilation", error))
 
 
-def _record(outcome: Outcome, stage: str, function) -> bool:
+def _record(outcome: Outcome, stage: str, function: Callable) -> bool:
     try:
         function()
     except Exception as error:  # any is a finding
@@ -113,7 +113,7 @@ def _record(outcome: Outcome, stage: str, function) -> bool:
     return True
 
 
-def _compare_pipelines(ready) -> None:
+def _compare_pipelines(ready: Any) -> None:
     from ...cpu.target import host
 
     targets = {"this machine": host()}
@@ -146,7 +146,7 @@ class _Check:
         if not self.program.has_local_functions:
             self.module = module
 
-    def run(self, machine) -> None:
+    def run(self, machine: Any) -> None:
         self.machine = machine
         self.values = self.program.values()
         self.results = call(machine, f"{self.name}_adjoint", self.values)
@@ -173,7 +173,7 @@ class _Check:
         if is_fit and self.compare_differences():
             outcome.compared.add("differences")
 
-    def compare_torch(self, result, tolerance: float) -> None:
+    def compare_torch(self, result: Any, tolerance: float) -> None:
         import torch
 
         torch.set_num_threads(1)
@@ -208,10 +208,10 @@ class _Check:
                 )
         return trusted > 0
 
-    def difference(self, directions, step: float) -> float:
+    def difference(self, directions: Any, step: float) -> float:
         """Return the fourth-order central difference along directions."""
 
-        def at(offset):
+        def at(offset: float) -> float:
             moved = dict(zip(self.wrt_paths, directions, strict=True))
             values = [
                 _moved(value, (param.name,), moved, offset * step)
@@ -231,7 +231,7 @@ class _Check:
         ]
 
 
-def _moved(value, path: tuple, moved: dict, factor: float):
+def _moved(value: Any, path: tuple, moved: dict, factor: float) -> Any:
     if isinstance(value, list):
         return [_moved(item, (*path, i), moved, factor) for i, item in enumerate(value)]
     return value + factor * moved[path] if path in moved else value

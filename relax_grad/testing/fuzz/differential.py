@@ -81,7 +81,7 @@ def call(machine: relax.VirtualMachine, name: str, values: Sequence) -> object:
     return to_numpy(machine[name](*map(_to_runtime, values)))
 
 
-def _to_runtime(value):
+def _to_runtime(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_to_runtime(item) for item in value]
     return tvm.runtime.tensor(value)
@@ -130,7 +130,7 @@ class Reference:
         ``wrt``."""
         return project(self.moved_by(deltas), self.program.target)
 
-    def _take(self, kind, rest: list):
+    def _take(self, kind: Any, rest: list) -> Any:
         if isinstance(kind, tuple):
             return tuple(self._take(item, rest) for item in kind)
         return rest.pop(0) if kind.is_float else None

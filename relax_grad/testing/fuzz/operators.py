@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .pen import LARGE, Pen
 from .script import BATCH, Tensor, Value, shape_text
 
 
-def _elementwise(pen: Pen):
+def _elementwise(pen: Pen) -> Value | None:
     x = pen.pick()
     template, compute, bound = pen.rng.choice(_ELEMENTWISE)
     return pen.try_bind(template, compute, [x], x.kind, bound(x.bound))
@@ -58,7 +59,7 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(max(pair) for pair in zip(a, b, strict=True))
 
 
-def _binary(pen: Pen):
+def _binary(pen: Pen) -> Value | None:
     x = pen.pick()
     fitting = pen.leaves(lambda tensor: _broadcast(x.tensor.shape, tensor.shape) is not None)
     y = pen.choose(fitting)  # x fits
@@ -80,7 +81,7 @@ _BINARY = [
 ]
 
 
-def _with_constant(pen: Pen):
+def _with_constant(pen: Pen) -> Value | None:
     """Add or multiply an operand with a one-dimensional constant."""
     x = pen.pick_where(lambda tensor: tensor.shape and tensor.shape[-1] < BATCH)
     if x is None:
@@ -97,7 +98,7 @@ def _with_constant(pen: Pen):
     )
 
 
-def _matmul(pen: Pen):
+def _matmul(pen: Pen) -> Value | None:
     """Write a matrix product, with the second operand transposed if its shape needs it, or at
     random."""
     x = pen.pick_where(lambda tensor: len(tensor.shape) >= 1)
@@ -121,7 +122,7 @@ def _axes(pen: Pen, shape: Sequence[int]) -> list[int]:
     return sorted(pen.rng.sample(range(len(shape)), count))
 
 
-def _reduce(pen: Pen):
+def _reduce(pen: Pen) -> Value | None:
     x = pen.pick_where(lambda tensor: len(tensor.shape) >= 1)
     if x is None:
         return None
@@ -143,7 +144,7 @@ def _reduce(pen: Pen):
     return pen.try_bind(template, compute, [x], Tensor(shape), bound)
 
 
-def _along_an_axis(pen: Pen):
+def _along_an_axis(pen: Pen) -> Value | None:
     x = pen.pick_where(lambda tensor: tensor.shape and tensor.shape[-1] < BATCH)
     if x is None:
         return None
@@ -157,7 +158,7 @@ def _along_an_axis(pen: Pen):
     return pen.try_bind(template, compute, [x], x.kind, bound)
 
 
-def _permute(pen: Pen):
+def _permute(pen: Pen) -> Value | None:
     x = pen.pick_where(lambda tensor: len(tensor.shape) >= 2)
     if x is None:
         return None
@@ -168,7 +169,7 @@ def _permute(pen: Pen):
     return pen.try_bind(template, lambda t, x: x.permute(axes), [x], kind, x.bound)
 
 
-def _reshape(pen: Pen):
+def _reshape(pen: Pen) -> Value | None:
     """Write a reshape that merges two axes, splits one, or adds or removes one of extent 1."""
     x = pen.pick()
     shape = list(x.tensor.shape)
@@ -182,7 +183,7 @@ def _reshape(pen: Pen):
     return pen.try_bind(template, lambda t, x: x.reshape(new), [x], Tensor(new), x.bound)
 
 
-def _broadcast_to(pen: Pen):
+def _broadcast_to(pen: Pen) -> Value | None:
     x = pen.pick_where(lambda tensor: len(tensor.shape) <= 2)
     if x is None:
         return None
@@ -191,7 +192,7 @@ def _broadcast_to(pen: Pen):
     return pen.try_bind(template, lambda t, x: x.expand(new), [x], Tensor(new), x.bound)
 
 
-def _split(pen: Pen):
+def _split(pen: Pen) -> Value | None:
     x = pen.pick_where(lambda tensor: any(size in (2, 3, 4) for size in tensor.shape))
     if x is None:
         return None
@@ -209,7 +210,7 @@ def _split(pen: Pen):
     )
 
 
-def _concat(pen: Pen):
+def _concat(pen: Pen) -> Value | None:
     """Write a concatenation of the elements of a tuple, or of two tensors."""
     tuples = [value for value in pen.values if _can_concat(value.kind)]
     if tuples and pen.rng.random() < 0.5:
@@ -219,7 +220,7 @@ def _concat(pen: Pen):
         operands, text, bound = [whole], "{0}", whole.bound
         axis = pen.rng.randrange(len(shape))
 
-        def compute(t, *x):
+        def compute(t: Any, *x: Any) -> Any:
             return t.concat(list(x[0]), axis)
     else:
         x = pen.pick_where(lambda tensor: len(tensor.shape) >= 1)
@@ -230,14 +231,14 @@ def _concat(pen: Pen):
         operands, text, bound = [x, y], "({0}, {1})", max(x.bound, y.bound)
         axis = pen.rng.randrange(len(shape))
 
-        def compute(t, *x):
+        def compute(t: Any, *x: Any) -> Any:
             return t.concat(x, axis)
 
     kind = Tensor((*shape[:axis], count * shape[axis], *shape[axis + 1 :]))
     return pen.try_bind(f"R.concat({text}, axis={axis})", compute, operands, kind, bound)
 
 
-def _can_concat(kind) -> bool:
+def _can_concat(kind: Any) -> bool:
     return (
         isinstance(kind, tuple)
         and isinstance(kind[0], Tensor)
@@ -247,7 +248,7 @@ def _can_concat(kind) -> bool:
     )
 
 
-def _tuple(pen: Pen):
+def _tuple(pen: Pen) -> Value | None:
     """Write a tuple of arbitrary values, including tuples."""
     chosen = [pen.rng.choice(pen.values) for _ in range(pen.rng.randint(1, 3))]
     chosen = [pen.rng.choice([v, *v.elements()]) for v in chosen]
@@ -259,17 +260,17 @@ def _tuple(pen: Pen):
     return pen.try_bind(f"({text},)", lambda t, *x: x, chosen, kind, bound)
 
 
-def _depth(kind) -> int:
+def _depth(kind: Any) -> int:
     return 1 + max(map(_depth, kind), default=0) if isinstance(kind, tuple) else 0
 
 
-def _alias(pen: Pen):
+def _alias(pen: Pen) -> Value | None:
     value = pen.rng.choice(pen.values)
     value = pen.rng.choice([value, *value.elements()])
     return pen.try_bind("{0}", lambda t, x: x, [value], value.kind, value.bound)
 
 
-def _take(pen: Pen):
+def _take(pen: Pen) -> Value | None:
     x = pen.pick_where(lambda tensor: tensor.shape and min(tensor.shape) < BATCH)
     if x is None:
         return None
@@ -286,7 +287,7 @@ def _take(pen: Pen):
     )
 
 
-def _slice(pen: Pen):
+def _slice(pen: Pen) -> Value | None:
     x = pen.pick_where(lambda tensor: any(size in (3, 4) for size in tensor.shape))
     if x is None:
         return None
@@ -302,7 +303,7 @@ def _slice(pen: Pen):
     )
 
 
-def _where(pen: Pen):
+def _where(pen: Pen) -> Value | None:
     x = pen.pick()
     y = pen.pick_like(x.tensor)
     z = pen.pick_like(x.tensor)
@@ -318,11 +319,11 @@ def _where(pen: Pen):
 # The operators below block gradients.
 
 
-def _floor(pen: Pen):
+def _floor(pen: Pen) -> Value | None:
     x = pen.pick()
     template = 'R.floor(R.multiply({0}, R.const(3.1415926, "float64")))'
 
-    def compute(_torch, x):
+    def compute(_torch: Any, x: Any) -> Any:
         # PyTorch's gradient is zero, which later rules may multiply by infinity. Here the result is
         # a constant.
         return (x * 3.1415926).floor().detach()
@@ -334,7 +335,7 @@ def _floor(pen: Pen):
 _UNEVEN = [0.1, 0.37, 0.0, 0.51]
 
 
-def _argmax(pen: Pen):
+def _argmax(pen: Pen) -> Value | None:
     x = pen.pick_where(lambda tensor: tensor.shape and tensor.shape[-1] in (2, 3, 4))
     if x is None:
         return None
@@ -348,7 +349,7 @@ def _argmax(pen: Pen):
     )
 
 
-def _of_integers(pen: Pen):
+def _of_integers(pen: Pen) -> Value | None:
     """Write a conversion of integers back to floating-point numbers."""
     leaves = [
         leaf for value in pen.values for leaf in value.leaves() if leaf.tensor.dtype == "int64"
@@ -454,7 +455,7 @@ def _in_steps(pen: Pen, dtypes: Sequence[str], operators: Sequence) -> Value | N
     heads = [*(f"{{name}}_{i} = " for i in range(len(lines) - 1)), ""]
     text = "\n".join(map("".join, zip(heads, lines, strict=True)))
 
-    def compute_all(t, x):
+    def compute_all(t: Any, x: Any) -> Any:
         for step in steps:
             x = step(t, x)
         return x.double()

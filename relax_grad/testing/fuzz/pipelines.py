@@ -4,6 +4,7 @@ TVM's."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tvm
@@ -39,7 +40,7 @@ def values_of(program: Program, batch: int = BATCH) -> list:
     """Return values of a program's parameters in float32, for one value of the symbolic batch."""
     rng = np.random.default_rng(program.seed)
 
-    def draw(kind):
+    def draw(kind: Any) -> Any:
         if isinstance(kind, tuple):
             return [draw(item) for item in kind]
         if kind.dtype == "bool":

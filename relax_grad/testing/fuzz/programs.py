@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from . import sampled
 from .operators import VOCABULARY, in_float32, in_halves, write
@@ -212,7 +213,9 @@ class _Author:
         if self.rng.random() < 0.5:
             self.add_call(pen, function, again)
 
-    def function(self, pen: Pen, operands, outer, depth: int, *, is_local: bool) -> Function:
+    def function(
+        self, pen: Pen, operands: Any, outer: Any, depth: int, *, is_local: bool
+    ) -> Function:
         params = [Value(pen.name(), operand.kind, operand.bound) for operand in operands]
         inner = self.pen([*outer, *params])
         self.write(inner, self.rng.randint(1, 6), depth)
@@ -223,7 +226,7 @@ class _Author:
         result = self.rng.choice(results[-3:])
         return Function(name, tuple(params), Body(tuple(inner.statements), result), is_local)
 
-    def add_call(self, pen: Pen, function: Function, operands) -> None:
+    def add_call(self, pen: Pen, function: Function, operands: Any) -> None:
         result = function.body.result
         pen.add(Call(pen.name(), function, tuple(operands), result.kind), result.bound)
 
@@ -250,13 +253,13 @@ class _Author:
         else:
             text, operands, target = "({1}, ({0}, {2}))", [others[0], others[1], loss], (1, 1)
 
-        def compute(t, x, y, z):
+        def compute(t: Any, x: Any, y: Any, z: Any) -> Any:
             return (x, y, z) if target == (1,) else (y, (x, z))
 
         kind = compute(None, *(v.kind for v in operands))
         return pen.bind(text, compute, operands, kind, 1.0), target
 
-    def segments(self, statements) -> list[bool]:
+    def segments(self, statements: Any) -> list[bool]:
         is_dataflow, flags = True, []
         for statement in statements:
             if "blocks" in self.features and self.rng.random() < 0.15:
@@ -278,13 +281,13 @@ class _Author:
         return self.rng.sample(floats, self.rng.randint(1, min(4, len(floats))))
 
 
-def _needs_binding_block(statement) -> bool:
+def _needs_binding_block(statement: Any) -> bool:
     return isinstance(statement, (If, Function)) or (
         isinstance(statement, Call) and statement.function.is_local
     )
 
 
-def _holds_floats(kind) -> bool:
+def _holds_floats(kind: Any) -> bool:
     return any(tensor.is_float for tensor in flat(kind))
 
 
@@ -299,12 +302,12 @@ def _all(pen: Pen) -> list[Value]:
     return values
 
 
-def _of_kind(pen: Pen, kind, rng: random.Random) -> Value | None:
+def _of_kind(pen: Pen, kind: Any, rng: random.Random) -> Value | None:
     values = [value for value in _all(pen) if value.kind == kind]
     return rng.choice(values) if values else None
 
 
-def _pairs(ones, others, known: int):
+def _pairs(ones: Any, others: Any, known: int) -> Iterator[tuple]:
     """Yield pairs of the same kind, and the number of new values in each pair."""
     for i, first in enumerate(ones):
         for j, other in enumerate(others):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from .checks import Settings
 from .script import Program
@@ -183,7 +184,7 @@ def script(finding: Finding[Program], seed: int, settings: Settings) -> str:
     )
 
 
-def _argument(kind) -> str:
+def _argument(kind: Any) -> str:
     if isinstance(kind, tuple):
         return f"[{', '.join(map(_argument, kind))}]"
     if kind.dtype == "bool":

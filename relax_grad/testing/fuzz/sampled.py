@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -141,14 +142,14 @@ def write_form(pen: Pen, chosen: Form) -> Value | None:
 
 
 def _computed(chosen: Form) -> Callable:
-    def compute(torch, *values):
+    def compute(torch: Any, *values: Any) -> Any:
         inputs = []
         for value, base in zip(values, chosen.params, strict=True):
             flat = value.reshape(-1)
             times = -(-base.size // flat.numel())
             fitted = flat.repeat(times)[: base.size].reshape(base.shape)
             inputs.append(fitted * _SCALE + torch.from_numpy(base))
-        outputs = chosen.compute(torch, *inputs)
+        outputs = chosen.compute(torch, *inputs)  # type: ignore[misc]  # there is one
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
@@ -218,17 +219,17 @@ class _Builder:
         self.inputs = _program.make_arguments(sample.inputs, None, {})
         self.torch = None if sample.torch is None else self.compute
 
-    def compute(self, torch, *values):
+    def compute(self, torch: Any, *values: Any) -> Any:
         """Compute the sample in PyTorch, from the values of its parameters."""
 
-        def take(item):
+        def take(item: Any) -> Any:
             if isinstance(item, tuple):
                 return tuple(map(take, item))
             own_values = [v for a, v in zip(self.arguments, values, strict=True) if a is item]
             return own_values[0] if own_values else torch.from_numpy(_rounded(item.value))
 
         arrays = [item for item in self.inputs if isinstance(item, (tuple, _program.Argument))]
-        return self.sample.torch(torch, *map(take, arrays))
+        return self.sample.torch(torch, *map(take, arrays))  # type: ignore[misc]
 
     def lines(self) -> tuple[list[str], relax.Type]:
         """Return the right sides of the bindings, and the type of the result."""
@@ -252,7 +253,7 @@ class _Builder:
         lines = [_replaced(right, names) for _, right in pairs]
         return lines, result.ty
 
-    def argument(self, value):
+    def argument(self, value: Any) -> Any:
         if isinstance(value, _program.Argument):
             return self.tensor(value)
         if isinstance(value, tuple) and _program.holds(value, _program.Argument):
@@ -288,7 +289,7 @@ class _Builder:
 
         @relax.expr_functor.mutator
         class Mutator(relax.PyExprMutator):
-            def visit_generic_const_(self, op):
+            def visit_generic_const_(self, op: Any) -> Any:
                 value = constant_value(op)
                 if value is None:
                     return op

@@ -289,23 +289,23 @@ def bodies_of(statement: Statement) -> tuple[Body, ...]:
 
 
 class _Evaluation:
-    def __init__(self, torch, moved):
+    def __init__(self, torch: Any, moved: Any):
         self.torch, self.moved = torch, moved
 
-    def call(self, function: Function, values, outer: dict):
+    def call(self, function: Function, values: Any, outer: dict) -> Any:
         known = dict(outer) if function.is_local else {}
         for param, value in zip(function.params, values, strict=True):
             known[param.name] = self.move(param.name, value)
         return self.body(function.body, known)
 
-    def body(self, body: Body, known: dict):
+    def body(self, body: Body, known: dict) -> Any:
         for statement in body.statements:
             if isinstance(statement, Function):
                 continue
             known[statement.name] = self.move(statement.name, self.value(statement, known))
         return self.find(body.result, known)
 
-    def value(self, statement: Let | If | Call, known: dict):
+    def value(self, statement: Let | If | Call, known: dict) -> Any:
         if isinstance(statement, If):
             taken = 0 if bool(self.find(statement.condition, known)) else 1
             return self.body(statement.branches[taken], dict(known))
@@ -315,10 +315,10 @@ class _Evaluation:
         assert statement.compute is not None, "PyTorch has no such operator"
         return statement.compute(self.torch, *operands)
 
-    def find(self, value: Value, known: dict):
+    def find(self, value: Value, known: dict) -> Any:
         return project(known[value.name], value.path)
 
-    def move(self, name, value):
+    def move(self, name: str, value: Any) -> Any:
         return _sum(value, self.moved[name]) if name in self.moved else value
 
 
@@ -430,7 +430,7 @@ def _indented(lines: list[str], depth: int) -> list[str]:
     return ["    " * depth + line for line in lines]
 
 
-def _random(rng, kind):
+def _random(rng: np.random.Generator, kind: Any) -> Any:
     if isinstance(kind, tuple):
         return [_random(rng, item) for item in kind]
     if kind.dtype == "bool":
@@ -438,7 +438,7 @@ def _random(rng, kind):
     return rng.uniform(-1, 1, kind.shape)
 
 
-def _sum(value, other):
+def _sum(value: Any, other: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(_sum(*pair) for pair in zip(value, other, strict=True))
     return value if other is None else value + other

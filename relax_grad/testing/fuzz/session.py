@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from .outcomes import Failure, Outcome
 from .search import ProgramType
@@ -218,7 +218,7 @@ class Session(Generic[ProgramType]):
         ends = time.monotonic() + _SHRINKING
         smallest = [failure]
 
-        def fails(candidate) -> bool:
+        def fails(candidate: Any) -> bool:
             if time.monotonic() > ends:
                 raise TimeoutError
             try:
@@ -271,7 +271,7 @@ def _in_a_process(
     return Failure(f"crash: {name}", f"the process ended by {name}")
 
 
-def _work(function: Callable, sender) -> None:
+def _work(function: Callable, sender: Any) -> None:
     """Send the result of a function and end this process."""
     code = 1
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from typing import Any
 
 from . import search
 from .script import (
@@ -108,7 +109,7 @@ def _candidates(program: Program) -> Iterator[Program]:
         yield replace(program, segments=(True,) * len(program.segments))
 
 
-def _is_simple(kind) -> bool:
+def _is_simple(kind: Any) -> bool:
     return all(tensor.dtype in ("float64", "bool") for tensor in flat(kind))
 
 
@@ -129,14 +130,14 @@ def _ending(program: Program, last: Let | If | Call) -> Program:
     return replace(program, main=main, segments=segments, target=())
 
 
-def _with_parameter(program: Program, statement, param: Value) -> Program:
+def _with_parameter(program: Program, statement: Any, param: Value) -> Program:
     main = replace(program.main, params=(*program.main.params, param))
     program = _without(replace(program, main=main), statement)
     wrt = program.wrt if "bool" in {t.dtype for t in flat(param.kind)} else (*program.wrt, param)
     return _substituted(replace(program, wrt=wrt), statement.name, param)
 
 
-def _bypassed(program: Program, statement) -> Iterator[Program]:
+def _bypassed(program: Program, statement: Any) -> Iterator[Program]:
     """Yield programs with a statement replaced by an operand or a parameter."""
     operands = list(getattr(statement, "operands", ()))
     for value in (*operands, *program.main.params):
@@ -145,7 +146,7 @@ def _bypassed(program: Program, statement) -> Iterator[Program]:
                 yield _substituted(_without(program, statement), statement.name, element)
 
 
-def _inlined(program: Program, statement) -> Iterator[Program]:
+def _inlined(program: Program, statement: Any) -> Iterator[Program]:
     """Yield programs with a conditional replaced by a branch, or a call by the body of its
     function."""
     if isinstance(statement, If):
@@ -199,14 +200,14 @@ def _emptied(program: Program, statement: If) -> Iterator[Program]:
                     yield _replaced(program, emptied)
 
 
-def _replaced(program: Program, statement) -> Program:
+def _replaced(program: Program, statement: Any) -> Program:
     """Return a program whose statement of the same name is replaced."""
     body = program.main.body
     statements = tuple(statement if s.name == statement.name else s for s in body.statements)
     return replace(program, main=replace(program.main, body=Body(statements, body.result)))
 
 
-def _spliced(program: Program, statement, inner, result: Value) -> Program:
+def _spliced(program: Program, statement: Any, inner: Any, result: Value) -> Program:
     body = program.main.body
     index = body.statements.index(statement)
     statements = (*body.statements[:index], *inner, *body.statements[index + 1 :])
@@ -215,7 +216,7 @@ def _spliced(program: Program, statement, inner, result: Value) -> Program:
     return _substituted(replace(program, main=main, segments=segments), statement.name, result)
 
 
-def _without(program: Program, statement) -> Program:
+def _without(program: Program, statement: Any) -> Program:
     body = program.main.body
     index = body.statements.index(statement)
     statements = body.statements[:index] + body.statements[index + 1 :]
@@ -246,7 +247,7 @@ def _renamed(body: Body, mapping: dict[str, Value], suffix: str) -> Body:
     return Body(tuple(statements), _mapped(body.result, mapping))
 
 
-def _with_operands(statement, mapping: dict[str, Value], suffix: str):
+def _with_operands(statement: Any, mapping: dict[str, Value], suffix: str) -> Any:
     if isinstance(statement, If):
         renamed = statement.with_branches(lambda branch: _renamed(branch, mapping, suffix))
         return replace(renamed, condition=_mapped(statement.condition, mapping))

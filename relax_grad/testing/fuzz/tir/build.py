@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import tvm
 import tvm.tirx.script.builder as T
@@ -55,18 +56,26 @@ def source(program: ir.Program) -> str:
     return build(program).script(show_meta=False)
 
 
-def _extent(size: int, n: tirx.Var, is_symbolic: bool):
+def _extent(size: int, n: tirx.Var, is_symbolic: bool) -> tirx.PrimExpr | int:
     if not is_symbolic or size % ir.BATCH:
         return size
     return n if size == ir.BATCH else n * (size // ir.BATCH)
 
 
-def _applied(builder, step: ir.Operator, operands: list, shape) -> relax.Var:
+def _applied(
+    builder: relax.BlockBuilder, step: ir.Operator, operands: list, shape: Sequence
+) -> relax.Var:
     call = OPERATORS[step.name].apply(shape, *operands, *step.attributes)
     return builder.emit(call, step.results[0].name)
 
 
-def _called(builder, call: ir.Call, function, operands: list, kinds: list) -> list[relax.Expr]:
+def _called(
+    builder: relax.BlockBuilder,
+    call: ir.Call,
+    function: tvm.ir.GlobalVar,
+    operands: list,
+    kinds: list,
+) -> list[relax.Expr]:
     kind = kinds[0] if len(kinds) == 1 else kinds
     if call.inplace:
         result = relax.op.call_tir_inplace(function, operands, list(call.inplace), kind)
@@ -157,36 +166,36 @@ class _Function:
                     self.write(block.init)
             self.write(block.body)
 
-    def domain(self, axis: ir.Axis):
+    def domain(self, axis: ir.Axis) -> Any:
         start, extent = self.expr(axis.start), self.expr(axis.extent)
         # A constant start beside a symbolic extent would have another dtype.
         return extent if isinstance(start, int) and not start else (start, start + extent)
 
     # Expressions
 
-    def expr(self, expr) -> tirx.PrimExpr | int:
+    def expr(self, expr: Any) -> tirx.PrimExpr | int:
         return getattr(self, f"expr_{type(expr).__name__.lower()}")(expr)
 
-    def expr_const(self, expr: ir.Const):
+    def expr_const(self, expr: ir.Const) -> tirx.PrimExpr | int:
         return expr.value if expr.dtype == ir.INDEX else tirx.const(expr.value, expr.dtype)
 
-    def expr_size(self, expr: ir.Size):
+    def expr_size(self, expr: ir.Size) -> tirx.PrimExpr | int:
         return _extent(expr.size, self.n, self.is_symbolic)
 
-    def expr_name(self, expr: ir.Name):
+    def expr_name(self, expr: ir.Name) -> tirx.PrimExpr | int:
         return self.names[expr.name]
 
-    def expr_load(self, expr: ir.Load):
+    def expr_load(self, expr: ir.Load) -> tirx.PrimExpr | int:
         buffer = self.buffers[expr.buffer]
         return buffer[tuple(self.expr(index) for index in expr.indices)]
 
-    def expr_let(self, expr: ir.Let):
+    def expr_let(self, expr: ir.Let) -> tirx.PrimExpr | int:
         variable = tirx.Var(expr.name, expr.value.dtype)
         value = self.expr(expr.value)
         self.names[expr.name] = variable
         return tirx.Let(variable, value, self.expr(expr.body))
 
-    def expr_op(self, expr: ir.Op):
+    def expr_op(self, expr: ir.Op) -> tirx.PrimExpr | int:
         args = [self.expr(arg) for arg in expr.args]
         if expr.name == CAST:
             return tirx.Cast(expr.dtype, args[0])

@@ -6,6 +6,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tvm
@@ -148,7 +149,7 @@ def merged(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
     return tvm.IRModule(functions)
 
 
-def _leaves(value) -> list:
+def _leaves(value: Any) -> list:
     return list(value) if hasattr(value, "__len__") and not hasattr(value, "numpy") else [value]
 
 

@@ -68,7 +68,7 @@ def inputs_of(program: ir.Program, n: int = ir.BATCH) -> list[np.ndarray]:
     return [_random(rng, param, n) for param in program.params]
 
 
-def _random(rng, param: ir.Tensor, n: int) -> np.ndarray:
+def _random(rng: np.random.Generator, param: ir.Tensor, n: int) -> np.ndarray:
     shape = [ir.extent_at(size, n) for size in param.shape]
     if param.below is not None:
         return np.array(rng.integers(0, ir.extent_at(param.below, n), shape), param.dtype)
@@ -116,7 +116,7 @@ def interpret(program: ir.Program, n: int, inputs: list[np.ndarray]) -> dict[str
     return arrays
 
 
-def _scalar(value: object, dtype: str):
+def _scalar(value: object, dtype: str) -> Any:
     """Return a scalar of NumPy."""
     kind: Any = np.dtype(dtype).type  # NumPy's types say that no dtype of this form exists
     return kind(value)
@@ -237,25 +237,25 @@ class _Evaluation:
 
     # Expressions
 
-    def value(self, expr):
+    def value(self, expr: Any) -> Any:
         return getattr(self, f"value_{type(expr).__name__.lower()}")(expr)
 
-    def value_const(self, expr: ir.Const):
+    def value_const(self, expr: ir.Const) -> Any:
         return expr.value if expr.dtype == ir.INDEX else _scalar(expr.value, expr.dtype)
 
     def value_size(self, expr: ir.Size) -> int:
         return ir.extent_at(expr.size, self.n)
 
-    def value_name(self, expr: ir.Name):
+    def value_name(self, expr: ir.Name) -> Any:
         return self.names[expr.name]
 
-    def value_load(self, expr: ir.Load):
+    def value_load(self, expr: ir.Load) -> Any:
         array, at = self.place(expr)
         if not array.written[at]:
             raise InvalidError(f"{expr.buffer}{list(at)} is read, but not written")
         return array.values[at]
 
-    def value_op(self, expr: ir.Op):
+    def value_op(self, expr: ir.Op) -> Any:
         if expr.name == CHOICE:
             condition, chosen, other = expr.args
             return self.value(chosen if self.value(condition) else other)
@@ -264,6 +264,6 @@ class _Evaluation:
             return _scalar(args[0], expr.dtype)
         return OPERATIONS[expr.name].compute(*args)
 
-    def value_let(self, expr: ir.Let):
+    def value_let(self, expr: ir.Let) -> Any:
         self.names[expr.name] = self.value(expr.value)
         return self.value(expr.body)

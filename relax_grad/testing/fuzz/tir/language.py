@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 #: The extent that is ``n`` in a symbolic program: a prime, and larger than any extent built from
 #: the others there.
@@ -308,7 +308,7 @@ def positions(
     if isinstance(tree, tuple):
         for i, child in enumerate(tree):
 
-            def put(new, i=i):
+            def put(new: Any, i: Any = i) -> Any:
                 several = new if isinstance(new, tuple) else (new,)
                 return rebuild((*tree[:i], *several, *tree[i + 1 :]))
 
@@ -318,7 +318,7 @@ def positions(
         for field in fields(tree):
             child = getattr(tree, field.name)
 
-            def put(new, name=field.name):
+            def put(new: Any, name: str = field.name) -> Any:  # type: ignore[misc]
                 return rebuild(replace(tree, **{name: new}))
 
             if hasattr(child, "__dataclass_fields__"):
@@ -326,7 +326,7 @@ def positions(
             yield from positions(child, put)
 
 
-def _children(tree) -> Iterator:
+def _children(tree: Any) -> Iterator:
     if isinstance(tree, tuple):
         for child in tree:
             if isinstance(child, tuple) or hasattr(child, "__dataclass_fields__"):

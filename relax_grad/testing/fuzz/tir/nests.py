@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import language as ir
 from .expressions import Index, index
@@ -250,7 +251,7 @@ def indices_of(axes: Sequence[tuple[str, str, int]]) -> list[Index]:
     return [Index(name, size) for name, _, size in axes]
 
 
-def _require(nest: Nest, condition) -> None:
+def _require(nest: Nest, condition: Any) -> None:
     nest.where = condition if nest.where is None else ir.Op("and", (nest.where, condition), "bool")
 
 
@@ -258,5 +259,5 @@ def _divisors(size: int) -> list[int]:
     return [d for d in range(2, size) if size % d == 0 and d % ir.BATCH]
 
 
-def _op(name: str, x, y) -> ir.Op:
+def _op(name: str, x: Any, y: Any) -> ir.Op:
     return ir.Op(name, (x, y), ir.INDEX)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
@@ -30,22 +30,22 @@ class Operation(NamedTuple):
 def _of_integers(function: Callable) -> Callable:
     """Return a function of expressions that also accepts two Python integers."""
 
-    def build(x, y):
+    def build(x: Any, y: Any) -> tirx.PrimExpr:
         return function(tirx.const(x, "int32") if isinstance(x, int) else x, y)
 
     return build
 
 
-def _object(comparison):
+def _object(comparison: Any) -> tirx.PrimExpr:
     """Return the expression of a comparison, which TVM may have deferred."""
     return comparison.asobject() if hasattr(comparison, "asobject") else comparison
 
 
-def _equal(x, y):
+def _equal(x: Any, y: Any) -> tirx.PrimExpr:
     return _object(x == y)
 
 
-def _not_equal(x, y):
+def _not_equal(x: Any, y: Any) -> tirx.PrimExpr:
     return _object(x != y)
 
 

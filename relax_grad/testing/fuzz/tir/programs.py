@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from . import language as ir
 from .expressions import DTYPES, LIMITS, Range, is_float
@@ -288,7 +289,9 @@ class _Author:
             ways += [self.matmul] * 2
         self.rng.choice(ways)(x)
 
-    def apply(self, name: str, operands: list[_Value], shape, known: Range, *attributes) -> _Value:
+    def apply(
+        self, name: str, operands: list[_Value], shape: Any, known: Range, *attributes: Any
+    ) -> _Value:
         self.kinds.add(f"R.{name}")
         result = self.tensor(tuple(shape), operands[0].tensor.dtype)
         names = tuple(operand.tensor.name for operand in operands)

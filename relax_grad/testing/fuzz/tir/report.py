@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..session import Finding
 from . import language as ir
 from .build import source
@@ -93,7 +95,7 @@ def _run(program: ir.Program, run: Run) -> str:
     return repr((arguments, wanted))
 
 
-def _known(name: str, array) -> tuple:
+def _known(name: str, array: Any) -> tuple:
     pairs = zip(array.values.ravel().tolist(), array.written.ravel().tolist(), strict=True)
     numbers = [value if is_written else None for value, is_written in pairs]
     return name, (numbers, array.values.shape), str(array.values.dtype)

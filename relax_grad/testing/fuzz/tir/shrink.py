@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from .. import search
 from . import language as ir
@@ -38,7 +39,7 @@ def size(program: ir.Program) -> tuple[int, ...]:
     )
 
 
-def _is_plain(node) -> bool:
+def _is_plain(node: Any) -> bool:
     if isinstance(node, ir.For):
         return node.kind == "serial"
     return not isinstance(node, ir.Axis) or node.kind != "opaque"
@@ -199,7 +200,7 @@ def _but(items: tuple, at: int) -> tuple:
 def _smaller(function: ir.PrimFunc) -> Iterator[ir.PrimFunc]:
     body = function.body
 
-    def put(new) -> ir.PrimFunc:
+    def put(new: Any) -> ir.PrimFunc:
         return replace(function, body=new)
 
     for length in (len(body) // 2, len(body) // 4):
@@ -212,7 +213,7 @@ def _smaller(function: ir.PrimFunc) -> Iterator[ir.PrimFunc]:
             yield rebuild(new)
 
 
-def _in_place_of(node) -> Iterator:
+def _in_place_of(node: Any) -> Iterator:
     """Yield smaller nodes, or tuples of statements, that may replace a node."""
     if isinstance(node, (ir.Store, ir.Bind, ir.If, ir.While, ir.For, ir.Block)):
         yield ()
@@ -264,7 +265,7 @@ def _smaller_blocks(block: ir.Block) -> Iterator:
                 )
 
 
-def _named(tree, name: str, value):
+def _named(tree: Any, name: str, value: Any) -> Any:
     """Return a tree with a name replaced by an expression."""
     if isinstance(tree, ir.Name):
         return value if tree.name == name else tree
