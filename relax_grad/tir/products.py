@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tvm import tirx
 
@@ -22,6 +23,10 @@ _LANES = 32
 
 #: The most parts of a loop that is divided for threads.
 _PARTS = 64
+
+
+#: Returns a new buffer, given shape, dtype and name.
+_Allocate: TypeAlias = Callable[[Sequence, str, str], tirx.Var]
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,7 @@ class Factors:
     seed: tirx.PrimExpr
 
 
-def others(
-    name: str, factors: Factors, allocate: Callable[[Sequence, str, str], tirx.Var]
-) -> tuple[tirx.Stmt, tirx.PrimExpr]:
+def others(name: str, factors: Factors, allocate: _Allocate) -> tuple[tirx.Stmt, tirx.PrimExpr]:
     """Return a statement that computes the seed times all factors but one, and the load of it for
     an iteration.
 
@@ -86,94 +89,136 @@ def _fastest(value: tirx.PrimExpr, loops: Sequence[Range]) -> Range:
 
 
 def _along(
-    name: str, factors: Factors, inner: Range, allocate: Callable[[Sequence, str, str], tirx.Var]
+    name: str, factors: Factors, inner: Range, allocate: _Allocate
 ) -> tuple[list[Statement], tirx.PrimExpr]:
     """Divide the factors of a product into lanes, neighbours along a loop, which are joined at the
     end."""
-    dtype, outer = str(inner.var.ty.dtype), [loop for loop in factors.reduced if loop is not inner]
-    width = min(_LANES, inner.size or _LANES)
-    kind = dtype_of(factors.seed)
-    one, zero = tirx.const(1.0, kind), tirx.IntImm(dtype, 0)
-    lanes = Range(tirx.Var("lane", dtype), zero, tirx.IntImm(dtype, width))
-    places = [loop.var - loop.start for loop in factors.elements]
-    extents = [loop.extent for loop in factors.elements]
-    rest = allocate([*extents, *(e.extent for e in factors.reduced)], kind, f"{name}_others")
-    lane_products, after = (
-        allocate([*extents, lanes.extent], kind, f"{name}_{kind_of}")
-        for kind_of in ("lanes", "after")
-    )
-    running = allocate([*extents, tirx.IntImm(dtype, 1)], kind, f"{name}_running")
-
-    def at(place: tirx.PrimExpr) -> tuple[tirx.PrimExpr, ...]:
-        """Return the index of ``rest`` of the place of a factor along the inner loop."""
-        return (*places, *(place if e is inner else e.var - e.start for e in factors.reduced))
-
-    def value(place: tirx.PrimExpr) -> tirx.PrimExpr:
-        return substitute(factors.value, {inner.var: inner.start + place})
-
-    lane = (*places, lanes.var)
-    total = (*places, tirx.IntImm(dtype, 0))
-    size = cast(inner.extent, dtype)
-    chunks = tirx.floordiv(size, lanes.extent)
-    tail = Range(lanes.var, zero, Analyzer().simplify(size - chunks * lanes.extent))
-    chunk = Range(tirx.Var("chunk", dtype), zero, chunks)
-
-    def down(place: tirx.PrimExpr) -> tuple[Statement, ...]:
-        return (
-            Store(rest, at(place), emit.load(lane_products, lane)),
-            Store(lane_products, lane, emit.load(lane_products, lane) * value(place)),
-        )
-
-    def up(place: tirx.PrimExpr) -> tuple[Statement, ...]:
-        return (
-            Store(rest, at(place), emit.load(rest, at(place)) * emit.load(after, lane)),
-            Store(after, lane, emit.load(after, lane) * value(place)),
-        )
-
-    first = chunk.var * lanes.extent + lanes.var
-    last = (chunks - 1 - chunk.var) * lanes.extent + lanes.var
-    end = chunks * lanes.extent + lanes.var
-    has_tail = not is_number(tail.extent, 0)
-    forward: list[Statement] = [_loop(chunk, [_loop(lanes, down(first))])]
-    backward: list[Statement] = [_loop(chunk, [_loop(lanes, up(last))])]
-    if has_tail:
-        forward = [*forward, _loop(tail, down(end))]
-        backward = [_loop(tail, up(end)), *backward]
-    for loop in reversed(outer):
-        forward = [_loop(loop, forward)]
-        backward = [backwards(_loop(loop, backward))]
-    own = [
-        _loop(lanes, [Store(lane_products, lane, one)]),
-        *forward,
-        Store(running, total, factors.seed),
-        _loop(
-            lanes,
-            [
-                Store(after, lane, emit.load(running, total)),
-                Store(running, total, emit.load(running, total) * emit.load(lane_products, lane)),
-            ],
-        ),
-        Store(running, total, one),
-        backwards(
-            _loop(
-                lanes,
-                [
-                    Store(after, lane, emit.load(after, lane) * emit.load(running, total)),
-                    Store(
-                        running, total, emit.load(running, total) * emit.load(lane_products, lane)
-                    ),
-                ],
-            )
-        ),
-        *backward,
-    ]
+    lanes = _Lanes(name, factors, inner, allocate)
+    statements = [*lanes.forward(), *lanes.joined(), *lanes.backward()]
     for loop in reversed(factors.elements):
-        own = [_loop(loop, own)]
-    return own, emit.load(rest, at(inner.var - inner.start))
+        statements = [_loop(loop, statements)]
+    return statements, emit.load(lanes.rest, lanes.at(inner.var - inner.start))
+
+
+class _Lanes:
+    """The products of the factors in each lane, which are independent of each other.
+
+    Parameters
+    ----------
+    name, factors, allocate
+        The arguments of :func:`others`.
+    inner : Range
+        The loop whose neighbours are in different lanes.
+
+    Attributes
+    ----------
+    rest : tirx.Var
+        The products of the other factors, of each factor.
+    """
+
+    def __init__(self, name: str, factors: Factors, inner: Range, allocate: _Allocate):
+        self._factors, self._inner = factors, inner
+        dtype, kind = str(inner.var.ty.dtype), dtype_of(factors.seed)
+        zero, one = tirx.IntImm(dtype, 0), tirx.IntImm(dtype, 1)
+        width = min(_LANES, inner.size or _LANES)
+        self._lanes = Range(tirx.Var("lane", dtype), zero, tirx.IntImm(dtype, width))
+        self._places = [loop.var - loop.start for loop in factors.elements]
+        extents = [loop.extent for loop in factors.elements]
+        reduced = [loop.extent for loop in factors.reduced]
+        self.rest = allocate([*extents, *reduced], kind, f"{name}_others")
+        #: The products of the factors of a lane before one, and after it.
+        self._products = allocate([*extents, self._lanes.extent], kind, f"{name}_lanes")
+        self._after = allocate([*extents, self._lanes.extent], kind, f"{name}_after")
+        self._running = allocate([*extents, one], kind, f"{name}_running")
+        self._lane, self._total = (*self._places, self._lanes.var), (*self._places, zero)
+        size = cast(inner.extent, dtype)
+        chunks = tirx.floordiv(size, self._lanes.extent)
+        left = Analyzer().simplify(size - chunks * self._lanes.extent)
+        self._chunks = Range(tirx.Var("chunk", dtype), zero, chunks)
+        self._tail = Range(self._lanes.var, zero, left)
+
+    def at(self, place: tirx.PrimExpr) -> tuple[tirx.PrimExpr, ...]:
+        """Return the index of ``rest`` of the place of a factor along the inner loop."""
+        reduced = self._factors.reduced
+        return (
+            *self._places,
+            *(place if loop is self._inner else loop.var - loop.start for loop in reduced),
+        )
+
+    def forward(self) -> list[Statement]:
+        """Multiply the factors before each factor."""
+        one = tirx.const(1.0, dtype_of(self._factors.seed))
+        chunk = self._chunks.var * self._lanes.extent + self._lanes.var
+        loops: list[Statement] = [_loop(self._chunks, [_loop(self._lanes, self._down(chunk))])]
+        if self._has_tail:
+            loops.append(_loop(self._tail, self._down(self._end)))
+        for loop in reversed(self._outer):
+            loops = [_loop(loop, loops)]
+        return [_loop(self._lanes, [Store(self._products, self._lane, one)]), *loops]
+
+    def joined(self) -> list[Statement]:
+        """Multiply the seed and the products of the lanes before and after each lane."""
+        running, total, lane = self._running, self._total, self._lane
+        multiplied = emit.load(running, total) * emit.load(self._products, lane)
+        before = [
+            Store(self._after, lane, emit.load(running, total)),
+            Store(running, total, multiplied),
+        ]
+        after = [
+            Store(self._after, lane, emit.load(self._after, lane) * emit.load(running, total)),
+            Store(running, total, multiplied),
+        ]
+        return [
+            Store(running, total, self._factors.seed),
+            _loop(self._lanes, before),
+            Store(running, total, tirx.const(1.0, dtype_of(self._factors.seed))),
+            backwards(_loop(self._lanes, after)),
+        ]
+
+    def backward(self) -> list[Statement]:
+        """Multiply the factors after each factor, from the last one on."""
+        last = self._chunks.extent - 1 - self._chunks.var
+        chunk = last * self._lanes.extent + self._lanes.var
+        loops: list[Statement] = [_loop(self._chunks, [_loop(self._lanes, self._up(chunk))])]
+        if self._has_tail:
+            loops.insert(0, _loop(self._tail, self._up(self._end)))
+        for loop in reversed(self._outer):
+            loops = [backwards(_loop(loop, loops))]
+        return loops
+
+    @property
+    def _outer(self) -> list[Range]:
+        return [loop for loop in self._factors.reduced if loop is not self._inner]
+
+    @property
+    def _has_tail(self) -> bool:
+        return not is_number(self._tail.extent, 0)
+
+    @property
+    def _end(self) -> tirx.PrimExpr:
+        """The place of a factor of the tail."""
+        return self._chunks.extent * self._lanes.extent + self._lanes.var
+
+    def _value(self, place: tirx.PrimExpr) -> tirx.PrimExpr:
+        return substitute(self._factors.value, {self._inner.var: self._inner.start + place})
+
+    def _down(self, place: tirx.PrimExpr) -> tuple[Statement, ...]:
+        product = emit.load(self._products, self._lane)
+        return (
+            Store(self.rest, self.at(place), product),
+            Store(self._products, self._lane, product * self._value(place)),
+        )
+
+    def _up(self, place: tirx.PrimExpr) -> tuple[Statement, ...]:
+        at, after = self.at(place), emit.load(self._after, self._lane)
+        return (
+            Store(self.rest, at, emit.load(self.rest, at) * after),
+            Store(self._after, self._lane, after * self._value(place)),
+        )
 
 
 def _across(
-    name: str, factors: Factors, inner: Range, allocate: Callable[[Sequence, str, str], tirx.Var]
+    name: str, factors: Factors, inner: Range, allocate: _Allocate
 ) -> tuple[list[Statement], tirx.PrimExpr]:
     """Compute neighbouring products side by side."""
     kind = dtype_of(factors.seed)

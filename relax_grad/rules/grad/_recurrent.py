@@ -1,5 +1,42 @@
 """The derivatives of the slopes of recurrent layers by the sums of their gates, for derivatives of
-second order."""
+second order.
+
+Slopes are the derivatives that a forward pass keeps for the backward pass. In the equations, ``a``
+is the sum of a gate, ``s'`` is ``s (1 - s)`` of a sigmoid s and ``1 - s²`` of a hyperbolic tangent,
+and ``q`` is the gradient of a slope, which is given. Products are of elements.
+
+An LSTM has the gates ``i, f, o`` (sigmoids) and ``g`` (tanh), the cells ``c = f c_before + i g``,
+and the states ``h = o m`` with ``m = tanh(c)``. Its slopes are ``∂c/∂a_i = g i'``,
+``∂c/∂a_f = c_before f'``, ``∂c/∂a_g = i g'``, ``∂h/∂a_o = m o'``, ``∂c/∂c_before = f`` (keep) and
+``∂h/∂c = o m'`` (cell). The gradients are::
+
+    a_i: q_i g i' (1 - 2i) + q_g g' i'
+    a_f: q_f c_before f' (1 - 2f) + q_keep f'
+    a_g: q_i i' g' - q_g 2 i g g'
+    a_o: q_o m o' (1 - 2o) + q_cell o' m'
+    c_before: q_f f'
+    c: q_o o' m' - q_cell 2 o m m'
+
+A GRU has the gates ``r, z`` (sigmoids of ``a + b``, with the sum a of the data and the product b of
+the states), ``k = b_n + bias``, ``n = tanh(a_n + r k)``, and the states
+``h = (1 - z) n + z h_before``. Its slopes are ``u = ∂h/∂a_n = (1 - z) n'`` (fresh),
+``∂h/∂a_r = u k r'``, ``∂h/∂a_z = (h_before - n) z'``, ``∂h/∂b_n = u r`` and
+``∂h/∂h_before = z`` (keep). With the gradient of u, ``p = q_fresh + q_n r + q_r k r'``::
+
+    a_n: -(q_z z' + 2 p (1 - z) n) n'
+    a_r: (q_n u + q_r u k (1 - 2r) + k grad(a_n)) r'
+    a_z: (q_z (h_before - n) (1 - 2z) + q_keep - p n') z'
+    b_n: q_r u r' + r grad(a_n)
+    h_before: q_z z'
+
+A GRU that resets first has ``n = tanh(a_n + W_n (r h_before))``, and the slopes ``h_before r'``,
+``(h_before - n) z'``, ``(1 - z) n'``, z (keep) and r (reset)::
+
+    a_r: (q_r h_before (1 - 2r) + q_reset) r'
+    a_z: (q_z (h_before - n) (1 - 2z) + q_keep - q_n n') z'
+    a_n: -(q_z z' + 2 q_n (1 - z) n) n'
+    h_before: q_r r' + q_z z'
+"""
 
 from __future__ import annotations
 
