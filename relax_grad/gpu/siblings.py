@@ -35,5 +35,5 @@ class _OnGPU:
     ) -> tirx.PrimFunc:
         return elements.schedule_merged(merged, inputs, results)
 
-    def consumer(self, *_arguments) -> None:
+    def consumer(self, *_arguments: object) -> None:
         """Products are computed by TVM's schedules, which take no other function in."""

@@ -19,7 +19,7 @@ class Allocator:
     #: How often its memory was freed.
     _frees: ClassVar[int] = 0
 
-    def __init__(self):
+    def __init__(self) -> None:
         #: The symbolic extents of the last call.
         self.extents: dict[str, int] = {}
         #: The functions for which it has the memory, how often it was freed before, and the steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -18,7 +19,7 @@ from ._slots import SCALE_SLOTS
 from ._tensors import finite
 
 
-def donating(step, is_chained: bool = False) -> tvm.IRModule:
+def donating(step: Any, is_chained: bool = False) -> tvm.IRModule:
     """Return the module of a ``TrainStep`` whose functions take the memory of parameters, states
     and optimizer state.
 
@@ -49,7 +50,7 @@ def donating(step, is_chained: bool = False) -> tvm.IRModule:
     return with_functions(module, functions)
 
 
-def kept_results(step) -> tuple[list[int], bool]:
+def kept_results(step: Any) -> tuple[list[int], bool]:
     """Return what :func:`donating` reads of a step besides its module: the places in the
     optimizer's state that keep separate memory, and whether the step itself leaves all as it
     was if a value is not finite."""

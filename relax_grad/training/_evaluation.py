@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tvm
@@ -17,13 +18,13 @@ from ._inputs import NO_BATCH, check_loader, input_types, result_of
 class Evaluation:
     """The functions that a ``Trainer`` evaluates. That of the loss is compiled at its first use."""
 
-    def __init__(self, step, place: Place):
+    def __init__(self, step: Any, place: Place):
         self._step, self._place = step, place
         self._loss: Callable | None = None
 
     def means(
         self,
-        trainer,
+        trainer: Any,
         loader: Iterable,
         metrics: Mapping[str, Callable[..., float]] | None,
         ema: bool,
@@ -49,8 +50,8 @@ class Evaluation:
         for batch in loader:
             named = isinstance(batch, Mapping)
             values = () if named else batch if isinstance(batch, list | tuple) else (batch,)
-            variant, tensors = trainer._batch(values, batch if named else {})
-            tensors = dict(zip(self._step.batch, tensors, strict=True))
+            variant, taken = trainer._batch(values, batch if named else {})
+            tensors = dict(zip(self._step.batch, taken, strict=True))
             shape: Sequence[int] = next(iter(tensors.values())).shape if tensors else ()
             weight = int(shape[0]) if len(shape) else 1
             loss_of = variant.evaluation._loss_of
@@ -64,7 +65,7 @@ class Evaluation:
             raise ValueError(f"the loader gave no example; {NO_BATCH}")
         return {name: total / count for name, total in totals.items()}
 
-    def _loss_of(self, trainer, tensors: Mapping[str, tvm.runtime.Tensor], ema: bool) -> float:
+    def _loss_of(self, trainer: Any, tensors: Mapping[str, tvm.runtime.Tensor], ema: bool) -> float:
         source = self._step._source
         name = source.evaluation or source.name
         function = source.module[name]
@@ -86,7 +87,7 @@ class Evaluation:
 
     def _metrics_of(
         self,
-        trainer,
+        trainer: Any,
         tensors: Mapping[str, tvm.runtime.Tensor],
         metrics: Mapping[str, Callable[..., float]],
         ema: bool,

@@ -16,6 +16,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -196,7 +197,10 @@ def _here() -> str:
 
 
 def compiled(
-    step, target: tvm.target.Target, options: Mapping[str, object] | None, prefix: str = ""
+    step: Any,
+    target: tvm.target.Target,
+    options: Mapping[str, object] | None,
+    prefix: str = "",
 ) -> tvm.runtime.Executable:
     """Return the executable of a step.
 
@@ -230,7 +234,7 @@ def compiled(
 
 
 def versions(
-    step, targets: Sequence[tvm.target.Target], options: Mapping[str, object] | None
+    step: Any, targets: Sequence[tvm.target.Target], options: Mapping[str, object] | None
 ) -> list[tuple[tvm.target.Target, tvm.runtime.Executable]]:
     """Return the executable of a step for each target."""
     prefixes = [_prefix(target) if len(targets) > 1 else "" for target in targets]
@@ -251,7 +255,7 @@ def new_folder(path: str | os.PathLike) -> AbstractContextManager[Path]:
 
 
 def write_folder(
-    step,
+    step: Any,
     folder: Path,
     versions: Sequence[tuple[tvm.target.Target, tvm.runtime.Executable]],
     compiler: str | None,
@@ -278,7 +282,7 @@ def write_folder(
     (folder / MANIFEST).write_bytes(b"".join(_files.with_checksum(text, len(text))))
 
 
-def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **options) -> None:
+def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **options: Any) -> None:
     """Link object files, the lowest level first.
 
     TVM defines some functions in all of them, such as conversions of float16, and the linker takes
@@ -293,7 +297,7 @@ def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **option
     cc.create_shared(output, sorted(objects, key=level), **options)
 
 
-def digest_of(step) -> str:
+def digest_of(step: Any) -> str:
     """Return the digest by which a program knows that a state belongs to a step.
 
     It depends on the loss, its optimizer and its options, and is the same on every target: a state
@@ -312,7 +316,7 @@ def digest_of(step) -> str:
 
 
 def manifest(
-    step, targets: Sequence[tvm.target.Target], library: bytes, state_checksum: str
+    step: Any, targets: Sequence[tvm.target.Target], library: bytes, state_checksum: str
 ) -> dict:
     """Return the description of a step that a program without Python reads, with a place for its
     checksum."""
@@ -350,7 +354,7 @@ def manifest(
     }
 
 
-def _check_names(step) -> None:
+def _check_names(step: Any) -> None:
     """Raise an error if a name cannot stand in a manifest."""
     groups = ("batch", "hyperparameters", *GROUPS, "metrics", "outputs")
     for name in (name for group in groups for name in getattr(step, group)):
@@ -362,7 +366,7 @@ def _check_names(step) -> None:
             )
 
 
-def _forward(step) -> dict | None:
+def _forward(step: Any) -> dict | None:
     if step.forward is None:
         return None
     return {
@@ -409,13 +413,13 @@ def _checks(checks: Sequence[ExtentCheck], types: Mapping[str, relax.TensorType]
     ]
 
 
-def _extent(extent) -> int | str:
+def _extent(extent: Any) -> int | str:
     return int(extent) if hasattr(extent, "value") else str(extent)
 
 
 def write_state(
     path: str | os.PathLike,
-    step,
+    step: Any,
     groups: Mapping[str, Mapping[str, tvm.runtime.Tensor]],
     described: Mapping[str, object],
 ) -> None:

@@ -227,5 +227,5 @@ def _object(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=unique)
 
 
-def _safetensors():
+def _safetensors() -> Any:
     return load("safetensors", "a file with the state of training")

@@ -241,21 +241,21 @@ def _converted(name: str, value: object, dtype: str) -> str:
 _REMEDY = "; check_inputs=False leaves such values to the compiled step, whose results are then NaN"
 
 
-def ranges_of(step) -> tuple[IndexRange, ...]:
+def ranges_of(step: Any) -> tuple[IndexRange, ...]:
     """Return the ranges of the indices and classes in the batch of a ``TrainStep``."""
     source = step._source
     return _decided(index_ranges(source.module, source.name, step.batch), step.batch)
 
 
-def forward_ranges_of(step) -> tuple[IndexRange, ...]:
+def forward_ranges_of(step: Any) -> tuple[IndexRange, ...]:
     """Return the ranges of the indices among the inputs of the prediction of a ``TrainStep``."""
     types = input_types(step)
-    if not types:
+    if step.forward is None or not types:
         return ()
     return _decided(index_ranges(step.module, step.forward.name, types), types)
 
 
-def input_types(step) -> dict[str, relax.TensorType]:
+def input_types(step: Any) -> dict[str, relax.TensorType]:
     """Return the types of the inputs of a ``TrainStep``'s function for prediction; none if it has
     no such function."""
     if step.forward is None:
@@ -275,12 +275,12 @@ def _decided(
     )
 
 
-def checks_of(step) -> tuple[ExtentCheck, ...]:
+def checks_of(step: Any) -> tuple[ExtentCheck, ...]:
     """Return the conditions on the symbolic extents in the batch of a ``TrainStep``."""
     return extent_checks(step._source.module, step._source.name)
 
 
-def forward_checks_of(step) -> tuple[ExtentCheck, ...]:
+def forward_checks_of(step: Any) -> tuple[ExtentCheck, ...]:
     """Return the conditions on the symbolic extents of the prediction of a ``TrainStep``."""
     return () if step.forward is None else extent_checks(step.module, step.forward.name)
 
@@ -293,7 +293,7 @@ def check_ranges(
         index_range.check(np.from_dlpack(tensors[index_range.input]), symbols, _REMEDY)
 
 
-def _of_torch(value) -> tvm.runtime.Tensor:
+def _of_torch(value: Any) -> tvm.runtime.Tensor:
     let_torch_threads_sleep()
     if value.data_ptr() % _ALIGNMENT:
         value = value.clone()

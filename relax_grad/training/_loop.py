@@ -34,7 +34,7 @@ class Loop:
 
     def __init__(
         self,
-        trainer,
+        trainer: Any,
         loader: Iterable,
         schedule: Callable[[int], float] | Scheduler | None,
         callbacks: Sequence[Callable],

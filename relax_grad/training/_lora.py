@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -396,7 +396,7 @@ def _tensor(name: str, value: object) -> tvm.runtime.Tensor:
     return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
 
 
-def _chosen(targets, base: Mapping[str, tvm.runtime.Tensor]) -> list[str]:
+def _chosen(targets: Any, base: Mapping[str, tvm.runtime.Tensor]) -> list[str]:
     if callable(targets):
         chosen = [name for name in base if targets(name)]
         if not chosen:
@@ -427,7 +427,9 @@ def _names(weight: str, taken: set[str]) -> tuple[str, str]:
     return names
 
 
-def _initial(adapters, base, rank: int, seed: int) -> dict[str, tvm.runtime.Tensor]:
+def _initial(
+    adapters: Iterable, base: Mapping[str, tvm.runtime.Tensor], rank: int, seed: int
+) -> dict[str, tvm.runtime.Tensor]:
     rng = np.random.default_rng(seed)
     params = {}
     for adapter in adapters:

@@ -266,7 +266,7 @@ BROKEN = (
 class _Unfinished(Call):
     """A call that did not return."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._arguments, self._results = iter([]), []
 
 

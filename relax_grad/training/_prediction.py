@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -18,14 +19,15 @@ from ._tensors import Tensors, leaves_of
 class Prediction:
     """The function of a step's module that computes the model's outputs in evaluation mode."""
 
-    def __init__(self, step, machine: Mapping, check_inputs: bool):
+    def __init__(self, step: Any, machine: Mapping, check_inputs: bool):
         self._step, self._machine = step, machine
         self._checks = forward_checks_of(step)
         self._ranges: Sequence[IndexRange] = forward_ranges_of(step) if check_inputs else ()
 
     @classmethod
-    def alone(cls, step, place: Place, check_inputs: bool) -> Prediction:
+    def alone(cls, step: Any, place: Place, check_inputs: bool) -> Prediction:
         """Compile the function without those that train."""
+        assert step.forward is not None
         module = with_only(step.module, [step.forward.name])
         return cls(step, place.machine(place.module(module)), check_inputs)
 
@@ -47,12 +49,13 @@ class Prediction:
         return types
 
     def outputs(
-        self, trainer, inputs: Sequence[object], ema: bool
+        self, trainer: Any, inputs: Sequence[object], ema: bool
     ) -> tvm.runtime.Tensor | list[tvm.runtime.Tensor]:
         """Return the outputs; the arguments are as for :meth:`Trainer.predict`."""
-        forward = self._step.forward
         values = trainer._values_of(ema)
         types = self.types_of(inputs)
+        forward = self._step.forward
+        assert forward is not None
         if len(inputs) < len(input_types(self._step)):
             types, inputs = input_types(self._step), (trainer._seed(), *inputs)
         symbols: dict[str, int] = {}

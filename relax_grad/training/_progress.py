@@ -36,7 +36,7 @@ class Bar:
             host(self._bar)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             host(None)
             self._bar.stop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from typing import Any
 
 import numpy as np
 import tvm
@@ -24,7 +26,9 @@ def check_seed(seed: object) -> int:
     return check_integer("seed", seed, 0, MOST_SEED)
 
 
-def read_state(path, step) -> tuple[dict[str, list], dict[str, int], History, dict]:
+def read_state(
+    path: str | os.PathLike, step: Any
+) -> tuple[dict[str, list], dict[str, int], History, dict]:
     """Return the groups of tensors, the counters, the history and further values of a file of a
     ``TrainStep``.
 
@@ -60,7 +64,7 @@ def read_state(path, step) -> tuple[dict[str, list], dict[str, int], History, di
     return groups, counters, history, more
 
 
-def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
+def _described(path: str | os.PathLike, described: dict) -> tuple[dict[str, int], History, dict]:
     """Return the counters, the history and further values of a file."""
     counters, columns, more = (described.get(name) for name in ("counters", "history", "more"))
     if not (isinstance(counters, dict) and isinstance(columns, dict) and isinstance(more, dict)):
@@ -123,7 +127,9 @@ def _is_evaluation(value: object) -> bool:
     )
 
 
-def _loaded(path, key: str, array: np.ndarray, ty: relax.TensorType) -> tvm.runtime.Tensor:
+def _loaded(
+    path: str | os.PathLike, key: str, array: np.ndarray, ty: relax.TensorType
+) -> tvm.runtime.Tensor:
     shape = shape_of(ty)
     if array.shape != shape or str(array.dtype) != dtype_of(ty):
         raise ValueError(

@@ -50,7 +50,7 @@ class SGD(Optimizer):
     nesterov: bool = False
     maximize: bool = False
 
-    def _check(self):
+    def _check(self) -> None:
         super()._check()
         self._check_not_negative("momentum")
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
@@ -113,7 +113,7 @@ class Adam(Optimizer):
     amsgrad: bool = False
     maximize: bool = False
 
-    def _check(self):
+    def _check(self) -> None:
         super()._check()
         _check_betas(self)
 
@@ -195,7 +195,7 @@ class Adagrad(Optimizer):
     eps: float = 1e-10
     maximize: bool = False
 
-    def _check(self):
+    def _check(self) -> None:
         super()._check()
         self._check_not_negative("lr_decay", "initial_accumulator_value")
 
@@ -206,7 +206,7 @@ class Adagrad(Optimizer):
         gradient = operands.decayed(self.weight_decay != 0)
         total = operands.emit(op.add(operands.slots["sum"], op.multiply(gradient, gradient)))
 
-        def rate():
+        def rate() -> relax.Expr:
             before = op.subtract(operands.step, constant(1.0))
             slowed = op.add(constant(1.0), op.multiply(before, constant(self.lr_decay)))
             return op.divide(operands.lr, slowed)
@@ -251,7 +251,7 @@ class RMSprop(Optimizer):
     centered: bool = False
     maximize: bool = False
 
-    def _check(self):
+    def _check(self) -> None:
         super()._check()
         self._check_shares(alpha=self.alpha)
         self._check_not_negative("momentum")
@@ -308,7 +308,7 @@ class Lion(Optimizer):
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
 
-    def _check(self):
+    def _check(self) -> None:
         super()._check()
         _check_betas(self)
 
@@ -355,7 +355,7 @@ class LAMB(Optimizer):
     eps: float = 1e-6
     weight_decay: float = 1e-2
 
-    def _check(self):
+    def _check(self) -> None:
         super()._check()
         _check_betas(self)
 
@@ -423,7 +423,7 @@ class Muon(Optimizer):
     ns_steps: int = 5
     adjust_lr_fn: str = "original"
 
-    def _check(self):
+    def _check(self) -> None:
         super()._check()
         self._check_not_negative("momentum")
         if not 0 < self.ns_steps < 100:

@@ -46,7 +46,7 @@ class _TrainerType(type):
     #: Makes the trainer of a step and a session; ``relax_grad.distributed`` sets it.
     of_session: Callable[..., Trainer] | None = None
 
-    def __call__(cls, *arguments, distributed=None, **options):
+    def __call__(cls, *arguments: Any, distributed: object = None, **options: Any) -> Any:
         if cls is Trainer and len(arguments) > 1:
             raise TypeError(
                 f"Trainer takes one step, but it got {', '.join(map(described, arguments))}; write "
