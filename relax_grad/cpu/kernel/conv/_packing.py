@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from ..language import builder as b
-from ..language.builder import Extent, bind, ceil_div, const
+from ..language.builder import Extent, Vectors, bind, ceil_div, const
 from ..language.halves import Tensor
 from ..language.statements import Emit
-from ._blocks import Blocking
+from ._direct_plan import DirectPlan
 from .gathering import Axis, Gathering, Taps
 
 
@@ -77,20 +77,33 @@ class Images:
                     emit(tap)
 
 
+def at_most(size: int, extent: Extent, start: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return the number of elements of the block at ``start``, which the extent may cut off."""
+    if size == 1 or (isinstance(extent, int) and extent % size == 0):
+        return const(size)
+    return bind(tirx.min(const(size), extent - start))
+
+
+def stretch_of(plan: DirectPlan, k: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+    """Return the first source channel of a stretch, and its number of source channels."""
+    first = bind(k * plan.depth)
+    return first, at_most(plan.depth, plan.gathering.sources, first)
+
+
 class Packer:
     """A generator of the packing code.
 
     Parameters
     ----------
-    blocking : Blocking
-        The partition of the convolution.
+    plan : DirectPlan
+        The plan of the convolution.
     """
 
-    def __init__(self, blocking: Blocking):
-        self.s, self.g, self.vectors = blocking, blocking.g, blocking.vectors
+    def __init__(self, plan: DirectPlan):
+        self.s, self.g, self.vectors = plan, plan.gathering, Vectors(plan.lanes)
         #: The number of source channels in memory.
-        self.channels = blocking.g.sources
-        self.rows, self.columns = blocking.rows, blocking.columns
+        self.channels = self.g.sources
+        self.rows, self.columns = self.g.rows, self.g.columns
 
     def weight(self, weight: Tensor, panels: tirx.Buffer) -> None:
         """Copy the weight to ``[group][panel][slice][stretch][tap][source channel][width]``, padded
@@ -99,7 +112,7 @@ class Packer:
         taps = g.kernel[0] * g.taps
         with b.parallel(0, g.groups * self.s.panels * self.s.depths) as task:
             panel = bind(task // self.s.depths)
-            first, depth = self.s.stretch(task % self.s.depths)
+            first, depth = stretch_of(self.s, task % self.s.depths)
             start = bind(
                 panel * (g.kernel[0] * self.s.panel_slice) + first * (g.taps * self.s.width)
             )
@@ -193,7 +206,7 @@ class Packer:
 
         ``channels`` are the first channel to copy, and their number.
         """
-        g, plane = self.g, self.s.plane
+        g, plane = self.g, self.g.plane
         move = images.taps.move * g.slices.apart * plane
         channel = g.slices.stored * plane
         volume = images.volume * (self.channels * channel)
@@ -232,7 +245,7 @@ class Packer:
         """Copy the rows of some channels of an image that the given rows of the target read."""
         (source, image), (row, lines), (copy, to) = tensor, rows, place
         begin, number = channels
-        line, channel = self.s.source_depth * self.s.pitch, self.g.slices.stored * self.s.plane
+        line, channel = self.s.source_depth * self.s.pitch, self.g.slices.stored * self.g.plane
         needed = bind((lines - 1) * self.rows.step + self.rows.extent(1))
         first = bind(row * self.rows.step + self.rows.offsets[0])
         with b.serial(0, needed) as y:

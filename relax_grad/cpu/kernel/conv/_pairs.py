@@ -7,27 +7,16 @@ convolution of pairs is one of half as many source channels. An odd last channel
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from tvm import tirx
 
-from ...target import CPU
 from ..language import builder as b
-from ..language.builder import as_expr, bind, ceil_div, const
+from ..language.builder import as_expr, bind, const
 from ..language.extents import Extent
 from ..language.halves import Half, Tensor
 from ..matmul.pairs import bits_of, joined, joined_widened
-from ._blocks import Blocking
+from ._direct_plan import DirectPlan
 from ._packing import Packer
-from .gathering import Gathering
-
-
-class BlockingOfPairs(Blocking):
-    """The block sizes of a convolution whose source channels are pairs."""
-
-    def __init__(self, gathering: Gathering, cpu: CPU):
-        super().__init__(replace(gathering, sources=ceil_div(gathering.sources, 2)), cpu)
-        self.is_packed = True
 
 
 class PackerOfPairs(Packer):
@@ -35,14 +24,14 @@ class PackerOfPairs(Packer):
 
     Parameters
     ----------
-    blocking : BlockingOfPairs
-        The partition of the convolution.
+    plan : DirectPlan
+        The plan of the convolution of pairs.
     channels : int
         The number of source channels of a group.
     """
 
-    def __init__(self, blocking: BlockingOfPairs, channels: int):
-        super().__init__(blocking)
+    def __init__(self, plan: DirectPlan, channels: int):
+        super().__init__(plan)
         self.channels = channels
 
     def _channels(self, source: tuple, stretch: tuple, target: Tensor, place: Callable) -> None:

@@ -20,24 +20,24 @@ Convolutions on SIMD Architectures" (2018).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tvm import tirx
 
 from ...target import CPU
 from ..language import amx
 from ..language import builder as b
-from ..language.builder import Accumulators, Extent, as_expr, bind, ceil_div, const
+from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from ..language.epilogue import biases_from
-from ..language.extents import LINE
 from ..language.halves import Tensor
 from ..language.statements import Emit
 from ..language.stealing import shared
 from ..matmul.pairs import add_products, imported, takes_pairs
-from ._blocks import Blocking
-from ._packing import Images, Packer, View
-from ._pairs import BlockingOfPairs, PackerOfPairs
-from .gathering import Gathering, Taps
+from ._direct_plan import DirectPlan, direct_plan, plan_of_pairs
+from ._direct_rows import Block, Part, RowGenerator
+from ._packing import Images, Packer, View, at_most, stretch_of
+from ._pairs import PackerOfPairs
+from .gathering import Gathering
 from .geometry import Conv2d, Conv3d
 from .tiles import ConvTiles, takes_conv
 
@@ -138,33 +138,27 @@ def _function(
                 ConvTiles(gathering, cpu).emit(source, weight, target)
         elif takes_pairs(cpu, source, weight):
             with imported():
-                _OfPairs(gathering, cpu).emit(source, weight, target)
+                plan = plan_of_pairs(gathering, cpu)
+                pack = PackerOfPairs(plan, gathering.sources)
+                _Generator(plan, pack, add_products).emit(source, weight, target)
         else:
-            _Generator(gathering, cpu).emit(source, weight, target)
+            plan = direct_plan(gathering, cpu)
+            _Generator(plan, Packer(plan), _multiply_add).emit(source, weight, target)
 
     return b.prim_func(name, b.floats(names, shapes), emit)
 
 
-#: Taps that read padding are skipped if a row has at most this many tiles, and less than this
-#: fraction of its reads is in bounds.
-_MOST_TILES = 3
-_MOST_READ = 0.96
+def _multiply_add(total: tirx.PrimExpr, value: tirx.PrimExpr, row: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Add a product of vectors to a sum."""
+    return total + value * row
 
 
 class _Generator:
-    def __init__(self, gathering: Gathering, cpu: CPU):
-        self.g, self.s, self.pack = self.parts(gathering, cpu)
-        self.vectors = self.s.vectors
-        self.rows, self.columns = gathering.rows, gathering.columns
-
-    @staticmethod
-    def parts(gathering: Gathering, cpu: CPU) -> tuple[Gathering, Blocking, Packer]:
-        """Return the computation of the tiles, its partition, and its packing."""
-        blocking = Blocking(gathering, cpu)
-        return gathering, blocking, Packer(blocking)
-
-    #: Adds a product of vectors to a sum.
-    multiply: Callable = staticmethod(lambda total, value, row: total + value * row)
+    def __init__(self, plan: DirectPlan, pack: Packer, multiply: Callable):
+        self.s, self.pack, self.g = plan, pack, plan.gathering
+        self.vectors = Vectors(plan.lanes)
+        self.rows, self.columns = self.g.rows, self.g.columns
+        self.sum_rows = RowGenerator(plan, multiply)
 
     def emit(self, source: Tensor, weight: Tensor, target: Tensor) -> None:
         """Emit the packing of the weight, and the tasks; each computes some panels for some rows of
@@ -173,13 +167,12 @@ class _Generator:
         panels = b.scratch(g.groups * self.s.panels * g.kernel[0] * self.s.panel_slice)
         self.pack.weight(weight, panels)
         blocks = bind(const(1) * self.s.image_blocks * self.s.row_blocks)
-        parts = ceil_div(self.s.panels, self.s.task_panels)
-        with shared(parts * blocks, self.s.cpu.cores) as task:
+        with shared(self.s.parts * blocks, self.s.cores) as task:
             block = bind(task % blocks)
             panel = bind((task // blocks) * self.s.task_panels)
             image = bind((block // self.s.row_blocks) * self.s.block_images)
             row = bind((block % self.s.row_blocks) * self.s.block_rows)
-            images = Images.of(g, image, self.s.at_most(self.s.block_images, g.images, image))
+            images = Images.of(g, image, at_most(self.s.block_images, g.images, image))
             self._task(source, panels, target, images, row, panel)
 
     def _task(
@@ -192,8 +185,8 @@ class _Generator:
         panel: Extent,
     ) -> None:
         phases, slices, number = len(self.rows.phases), self.g.slices, images.number
-        lines = self.s.at_most(self.s.block_rows, self.rows.count(), row)
-        height = self.s.at_most(self.s.block_rows * phases, self.rows.target, row * phases)
+        lines = at_most(self.s.block_rows, self.rows.count(), row)
+        height = at_most(self.s.block_rows * phases, self.rows.target, row * phases)
         size = self.s.block_rows * phases * self.columns.target * self.s.width
         parts, each = self.s.source_parts, self.s.block_images * size
         # The last square of sums that is transposed may have rows beyond them.
@@ -211,7 +204,7 @@ class _Generator:
                 self.vectors.store(sums, start + i * self.vectors.lanes, self.vectors.splat(0))
 
         def add(j: Extent, start: Extent, vectors: int, view: View, stretches: tuple) -> None:
-            block = _Block(view, sums, start, size, row, lines, height)
+            block = Block(view, sums, start, size, row, lines, height)
             images.each_tap(
                 slices,
                 lambda tap: self._stretches(block, panels, images, j, tap, vectors, stretches),
@@ -244,14 +237,14 @@ class _Generator:
             begin = bind(part * self.s.source_depths)
             end = bind(tirx.min(begin + self.s.source_depths, const(self.s.depths)))
             first = bind(begin * self.s.depth)
-            channels = first, self.s.at_most(self.s.source_depth, self.g.sources, first)
+            channels = first, at_most(self.s.source_depth, self.g.sources, first)
             view = self.pack.source(source, images, row, lines, channels)
             each_panel(lambda j, start, vectors, _: add(j, start, vectors, view, (begin, end)))
         each_panel(lambda j, start, _, channels: finish(j, start, channels))
 
     def _stretches(
         self,
-        block: _Block,
+        block: Block,
         panels: tirx.Buffer,
         images: Images,
         j: Extent,
@@ -265,9 +258,9 @@ class _Generator:
         kernel_slice = images.taps.first + tap * images.taps.step
         start = bind((panel * self.g.kernel[0] + kernel_slice) * self.s.panel_slice)
         with b.serial(*stretches) as k:
-            first, depth = self.s.stretch(k)
+            first, depth = stretch_of(self.s, k)
             at = bind(start + first * (self.g.taps * self.s.width))
-            self._images(block, _Part(panels, at, first, depth, vectors), images.number)
+            self.sum_rows.emit(block, Part(panels, at, first, depth, vectors), images.number)
 
     def _whole_or_part(self, j: Extent, emit: Emit) -> None:
         """Emit the code for a whole panel, and for a partial last one with only the vectors that
@@ -283,188 +276,6 @@ class _Generator:
             b.either(
                 j < self.s.panels - 1, lambda: emit(self.s.tile_vectors, None), lambda: emit(*part)
             )
-
-    def _images(self, block: _Block, part: _Part, number: Extent) -> None:
-        """Emit the contributions of a stretch of a panel to the images of a block; several images
-        may share tiles."""
-        together = self.s.tile_images
-        if together > 1:
-            with b.serial(0, number // together) as i:
-                self._rows(block, part, i * together, together)
-            rest = number % together
-            if isinstance(rest, tirx.IntImm) and int(rest) == 0:
-                return
-            with b.serial(0, rest) as i:
-                self._rows(block, part, number // together * together + i, 1)
-        else:
-            with b.serial(0, number) as i:
-                self._rows(block, part, i, 1)
-
-    def _rows(self, block: _Block, part: _Part, image: Extent, together: int) -> None:
-        """Emit the rows of an image, or of ``together`` images, phase by phase."""
-        phases = self.rows.phases
-        image = bind(image)
-        if len(phases) == 1:
-            with b.serial(0, block.lines) as i:
-                self._line(block, part, (image, together), i, i, phases[0])
-            return
-        with b.serial(0, len(phases)) as phase:
-            taps = self.rows.taps(phase)
-            with b.serial(0, block.lines) as i:
-                line = bind(i * len(phases) + phase)
-                with b.when(line < block.height):
-                    self._line(block, part, (image, together), i, line, taps)
-
-    def _line(
-        self,
-        block: _Block,
-        part: _Part,
-        images: tuple[tirx.PrimExpr, int],
-        i: Extent,
-        line: Extent,
-        taps: Taps,
-    ) -> None:
-        """Emit the tiles of a row of the target, phase by phase of the columns."""
-        (image, together), view = images, block.view
-        row = i * self.rows.step + taps.offset - self.rows.offsets[0]
-        x = bind(view.start + image * view.image + row * view.line)
-        out = bind(block.start + image * block.size + line * (self.columns.target * self.s.width))
-        start = bind((block.row + i) * self.rows.step + taps.offset)
-        for phase, across in enumerate(self.columns.phases):
-            count = self.columns.count(phase)
-            if count == 0 or across.number == 0:
-                continue
-            pixels = ceil_div(count, ceil_div(count, self.s.pixels))
-            at = x + (across.offset - self.columns.offsets[0])
-
-            def tiles(
-                first: Extent,
-                size: int,
-                inside: list[list[int]] | None = None,
-                at: Extent = at,
-                across: Taps = across,
-                phase: int = phase,
-            ) -> None:
-                step = len(self.columns.phases)
-                spread = [
-                    (
-                        i * view.image + column * self.columns.step,
-                        i * block.size + column * step * self.s.width,
-                    )
-                    for i in range(together)
-                    for column in range(size)
-                ]
-                place = bind(out + (first * step + phase) * self.s.width)
-                read = bind(at + first * self.columns.step)
-                if inside is not None:
-                    inside = [
-                        [i * size + pixel for i in range(together) for pixel in tap]
-                        for tap in inside
-                    ]
-                self._tile(block, part, (read, place, spread), (start, taps), across, inside)
-
-            whole, rest = divmod(count, pixels)
-            if self._skips(across, phase, pixels):
-                for first in range(0, count, pixels):
-                    size = min(pixels, count - first)
-                    tiles(const(first), size, self._inside(across, first, size))
-                continue
-            if whole > 1:
-                with b.serial(0, whole) as j:
-                    tiles(bind(j * pixels), pixels)
-            else:
-                tiles(const(0), pixels)
-            if rest:
-                tiles(const(whole * pixels), rest)
-
-    def _inside(self, across: Taps, first: int, size: int) -> list[list[int]]:
-        """Return, for each tap, the columns of a tile whose reads are in bounds."""
-        starts = [(first + i) * self.columns.step + across.offset for i in range(size)]
-        return [
-            [i for i, at in enumerate(starts) if 0 <= at + q * across.move < self.columns.source]
-            for q in range(across.number)
-        ]
-
-    def _skips(self, across: Taps, phase: int, pixels: int) -> bool:
-        """Tell whether skipping taps that read padding is worth separate code for each tile of a
-        row."""
-        count = self.columns.count(phase)
-        read = sum(map(len, self._inside(across, 0, count)))
-        return count <= _MOST_TILES * pixels and read < _MOST_READ * count * across.number
-
-    def _each_row(self, row: Extent, taps: Taps, emit: Emit) -> None:
-        """Emit ``emit(p)`` for each tap whose row is in bounds; the first tap reads row ``row``."""
-        if self.rows.is_inside:
-            with b.serial(0, taps.number) as p:
-                emit(p)
-        elif taps.move == 1:
-            start = bind(tirx.max(const(0), -row))
-            stop = tirx.min(taps.number, self.rows.source - row)
-            with b.serial(start, bind(tirx.max(start, stop))) as p:
-                emit(p)
-        else:
-            with b.serial(0, taps.number) as p:
-                at = bind(row + p * taps.move)
-                with b.when(tirx.all(at >= 0, at < self.rows.source)):
-                    emit(p)
-
-    def _tile(
-        self,
-        block: _Block,
-        part: _Part,
-        tile: tuple[tirx.PrimExpr, tirx.PrimExpr, list[tuple]],
-        rows: tuple[tirx.PrimExpr, Taps],
-        across: Taps,
-        inside: list[list[int]] | None,
-    ) -> None:
-        """Emit one tile; ``inside`` lists the pixels that each tap contributes to, or is None for
-        all."""
-        view, sums, (read, place, spread) = block.view, block.sums, tile
-        start, down = rows
-        lanes, width, vectors = self.vectors.lanes, self.s.width, part.vectors
-        total = Accumulators(self.vectors, len(spread) * vectors)
-        for i, (_, offset) in enumerate(spread):
-            for v in range(vectors):
-                before = self.vectors.load(sums, place + offset + v * lanes)
-                total[i * vectors + v] = self.vectors.splat(0) if self.s.is_at_once else before
-        ahead = self.s.depth * self.g.taps * width
-
-        def add(p: Extent, q: Extent, pixels: Sequence[int]) -> None:
-            tap = (down.first + p * down.step) * self.g.kernel[2] + across.first + q * across.step
-            panel = bind(part.start + tap * part.depth * width)
-            x = bind(
-                read + p * (down.move * view.line) + q * across.move + part.first * view.channel
-            )
-            lines = sorted({spread[i][0] // LINE * LINE for i in pixels})
-            with b.serial(0, part.depth) as r:
-                at = panel + r * width
-                for line in lines if self.s.channels_ahead else ():
-                    ahead_of = x + (r + self.s.channels_ahead) * view.channel + line
-                    b.prefetch(view.buffer, ahead_of, level=1)
-                row = [bind(self.vectors.load(part.panels, at + v * lanes)) for v in range(vectors)]
-                if self.s.is_streamed:
-                    for v in range(vectors):
-                        b.prefetch(part.panels, at + ahead + v * lanes)
-                for i in pixels:
-                    offset = spread[i][0]
-                    value = bind(self.vectors.splat(view.buffer[x + r * view.channel + offset]))
-                    for v in range(vectors):
-                        index = i * vectors + v
-                        total[index] = self.multiply(total[index], value, row[v])
-
-        def line(p: Extent) -> None:
-            if inside is None:
-                with b.serial(0, across.number) as q:
-                    add(p, q, range(len(spread)))
-                return
-            for q, pixels in enumerate(inside):
-                if pixels:
-                    add(p, q, pixels)
-
-        self._each_row(start, down, line)
-        for i, (_, offset) in enumerate(spread):
-            for v in range(vectors):
-                self.vectors.store(sums, place + offset + v * lanes, total[i * vectors + v])
 
     def _finish(
         self,
@@ -510,43 +321,3 @@ class _Generator:
 
             has_rest = self.columns.target % lanes != 0
             self.vectors.each(extent, square, has_rest=has_rest)
-
-
-class _OfPairs(_Generator):
-    """A generator for pairs of bfloat16: two source channels are one."""
-
-    multiply = staticmethod(add_products)
-
-    @staticmethod
-    def parts(gathering: Gathering, cpu: CPU) -> tuple[Gathering, Blocking, Packer]:
-        blocking = BlockingOfPairs(gathering, cpu)
-        return blocking.g, blocking, PackerOfPairs(blocking, gathering.sources)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """The block of a task: its source, its sums (``size`` for each image, from ``start`` on), its
-    first row and number of rows.
-
-    ``row`` and ``lines`` count rows of a phase; ``height`` counts rows of the target.
-    """
-
-    view: View
-    sums: tirx.Buffer
-    start: tirx.PrimExpr
-    size: int
-    row: tirx.PrimExpr
-    lines: tirx.PrimExpr
-    height: tirx.PrimExpr
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A stretch of a panel: its offset, its first source channel, their number, and its number of
-    vectors."""
-
-    panels: tirx.Buffer
-    start: tirx.PrimExpr
-    first: tirx.PrimExpr
-    depth: tirx.PrimExpr
-    vectors: int

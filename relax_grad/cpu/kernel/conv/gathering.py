@@ -171,6 +171,11 @@ class Gathering:
         return self.slices == Axis.forward(ONE)
 
     @property
+    def plane(self) -> int:
+        """Return the elements of an image of the source in memory."""
+        return self.rows.stored * self.columns.stored
+
+    @property
     def taps(self) -> int:
         """Return the number of taps of a slice of the weight."""
         return prod(self.kernel[1:])

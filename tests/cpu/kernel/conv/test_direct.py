@@ -13,7 +13,7 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel.conv._blocks import Blocking
+from relax_grad.cpu.kernel.conv._direct_plan import direct_plan
 from relax_grad.cpu.kernel.conv.direct import conv2d, conv2d_backward_data
 from relax_grad.cpu.kernel.conv.gathering import Axis, Gathering
 from relax_grad.cpu.kernel.conv.geometry import Conv2d, Windows
@@ -149,13 +149,13 @@ def test_parts_of_the_channels():
     wide, short = CPU(16, 32, 2), CPU(8, 16, 2)
     ways = Gathering.forward, Gathering.backward
     for conv, gathering in zip(IN_PARTS, ways, strict=True):
-        blocking = Blocking(gathering(conv), wide)
-        assert blocking.source_parts > 1
-        assert blocking.tile_images == 2
+        own = direct_plan(gathering(conv), wide)
+        assert own.source_parts > 1
+        assert own.tile_images == 2
         # No tile of six pixels has rows of two images.
-        assert Blocking(gathering(conv), short).source_parts == 1
+        assert direct_plan(gathering(conv), short).source_parts == 1
     # A single image has no other one to share its tiles with.
-    assert Blocking(Gathering.forward(replace(IN_PARTS[0], batch=1)), wide).source_parts == 1
+    assert direct_plan(Gathering.forward(replace(IN_PARTS[0], batch=1)), wide).source_parts == 1
 
 
 @each_target
