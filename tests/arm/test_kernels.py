@@ -35,10 +35,12 @@ WHOLE = "attention", "lstm", "gru", "rnn", "recurrent", "quantized"
 
 FOLDER = Path(relax_grad.cpu.kernel.__file__).parent
 #: The modules of kernels, without those for instructions that only processors of x86 have, and
-#: for products whose factors change places, which is measured on processors of x86 only.
+#: for products whose factors change places, which is measured on processors of x86 only, and the
+#: text of plans.
 MODULES = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/*.py")} - {
     *(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/__init__.py")),
-    *("conv/_amx_lines.py", "conv/_pairs.py", "conv/weight_tiles.py"),
+    *("conv/_amx_lines.py", "conv/_pairs.py", "conv/_tiles_plan.py", "conv/tiles.py"),
+    *("conv/weight_tiles.py", "language/plans.py"),
     *("language/_amx_code.py", "matmul/_amx_products.py", "matmul/tiled.py", "matmul/_turned.py"),
     "language/turned.py",  # squares of 8 and of 16
 }

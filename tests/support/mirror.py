@@ -170,6 +170,10 @@ TABLE: dict[str, tuple[str, ...]] = {
         "cpu/schedule/test_identities.py",
     ),
     "cpu.kernel.language.epilogue": ("cpu/dispatch/test_biases.py",),
+    "cpu.kernel.language.plans": (
+        *_in("cpu/kernel/matmul", "plan"),
+        *_in("cpu/kernel/conv", "plan"),
+    ),
     "cpu.kernel.language.streams": (
         "cpu/kernel/reduction/test_pool.py",
         "cpu/schedule/test_schedule.py",
@@ -188,10 +192,12 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "cpu.kernel.matmul.*": _in("cpu/kernel/matmul", "matmul", "prefetches"),
     "cpu.kernel.attention.*": _in("cpu/kernel/attention", "forward", "backward"),
+    "cpu.kernel.conv._*_plan": _in("cpu/kernel/conv", "plan"),
     "cpu.kernel.conv._channels_last": _in("cpu/kernel/conv", "weight", "few_channels", "depthwise"),
     "cpu.kernel.conv._chunks": _in("cpu/kernel/conv", "weight", "depthwise_weight"),
     "cpu.kernel.conv.gathering": _in("cpu/kernel/conv", "direct", "few_channels"),
     "cpu.kernel.conv.geometry": _in("cpu/kernel/conv", "direct", "weight"),
+    "cpu.kernel.conv._winograd_choice": ("cpu/dispatch/test_winograd.py",),
     "cpu.kernel.conv.*winograd_*": _in("cpu/kernel/conv", "winograd"),
     **dict.fromkeys(
         [f"cpu.kernel.conv.{name}" for name in ("_amx_lines", "tiles", "weight_tiles")],

@@ -33,7 +33,7 @@ from ..dispatch.rectified import Rectified
 from ..dispatch.registry import find_kernel, is_decomposed, takes_halves, takes_uncast
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
 from ..dispatch.unread import UnreadResults
-from ..kernel.conv.winograd import SQUARES
+from ..kernel.conv.plan import SQUARES
 from ..kernel.matmul.matmul import Matmul
 from ..target import CPU
 from ._target import TargetPass

@@ -10,7 +10,7 @@ from programs import build, tensor
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
-from relax_grad.cpu.dispatch._winograd import winograd_square
+from relax_grad.cpu.kernel.conv._winograd_choice import winograd_square
 from relax_grad.cpu.kernel.conv.geometry import Conv2d, Conv3d, Windows
 from relax_grad.transform import DispatchKernels
 

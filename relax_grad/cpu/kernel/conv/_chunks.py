@@ -10,6 +10,7 @@ from tvm import tirx
 from ..language import builder as b
 from ..language.builder import Extent, bind, ceil_div, const
 from ..language.halves import Tensor
+from ..language.plans import extent_as_text
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Chunks:
         """The number of chunks."""
         return ceil_div(self.batch, self.images) * ceil_div(self.height, self.rows)
 
+    def as_text(self) -> str:
+        """Return the size of a chunk as text."""
+        if self.rows < self.height:
+            return f"{self.rows} of {self.height} rows of an image"
+        return f"{self.images} images of {extent_as_text(self.batch)}"
+
     def at(self, index: tirx.PrimExpr) -> Chunk:
         """Return a chunk by its number."""
         of_image = ceil_div(self.height, self.rows)
@@ -99,6 +106,22 @@ class Chunk:
             self.image + self.images >= self.chunks.batch,
             self.row + self.rows >= self.chunks.height,
         )
+
+
+def grid(blocks: tuple[int, int], cores: int, *, copy: float) -> tuple[int, int]:
+    """Return the ranges of blocks of input and of output channels, for some threads.
+
+    Copying a block of input channels takes as long as the products of ``copy`` blocks of output
+    channels with it.
+    """
+    ins, outs = blocks
+
+    def time(parts: tuple[int, int]) -> tuple[float, int]:
+        by_in, by_out = parts
+        return ceil_div(ins, by_in) * (ceil_div(outs, by_out) + copy), by_out
+
+    grids = [(i, min(outs, max(1, cores // i))) for i in range(1, min(cores, ins) + 1)]
+    return min(grids, key=time)
 
 
 def share(index: tirx.PrimExpr, number: int, blocks: int) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:

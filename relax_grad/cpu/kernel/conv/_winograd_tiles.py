@@ -17,8 +17,8 @@ from tvm import tirx
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, bind, ceil_div, const
 from ._channels_last import Block, pack_channels
-from ._winograd_transforms import Matrix
-from .geometry import Windows
+from ._winograd_transforms import Matrix, Transform, transform_of
+from .geometry import Conv2d, Windows
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,86 @@ class Tiles:
         if self.apart == 1:
             return bind(tile * self.size)
         return bind(tile // self.apart * (self.size * self.apart) + tile % self.apart)
+
+
+@dataclass(frozen=True)
+class Squares:
+    """The squares of a convolution of images: tiles along both axes, and their transforms.
+
+    Attributes
+    ----------
+    height, width : Tiles
+        The tiles of rows and of columns.
+    down, across : Transform
+        The transforms of rows and of columns.
+    """
+
+    height: Tiles
+    width: Tiles
+    down: Transform
+    across: Transform
+
+    @staticmethod
+    def of(conv: Conv2d, square: int) -> Squares:
+        """Return the squares of ``square`` results along axes of three taps."""
+        results = {1: 1, 3: square}
+        down, across = (transform_of(results.get(taps, 2), taps) for taps in conv.kernel)
+        height, width = Tiles.of(conv.height, down.results), Tiles.of(conv.width, across.results)
+        return Squares(height, width, down, across)
+
+    @property
+    def cells(self) -> int:
+        """The elements of a square, each of which has a product."""
+        return self.down.side * self.across.side
+
+    @property
+    def tall(self) -> int:
+        """The number of rows of squares of an interleaved image."""
+        return self.height.tall
+
+    @property
+    def wide(self) -> int:
+        """The number of squares of a row."""
+        return self.width.wide
+
+    @property
+    def of_data(self) -> tuple[Matrix, Matrix]:
+        """The matrices of the transform of the data."""
+        return self.down.data, self.across.data
+
+    @property
+    def of_weight(self) -> tuple[Matrix, Matrix]:
+        """The matrices of the transform of the weight."""
+        return self.down.weight, self.across.weight
+
+    @property
+    def of_result(self) -> tuple[Matrix, Matrix]:
+        """The matrices of the transform of products to results."""
+        return self.down.result, self.across.result
+
+    # The transforms of a weight gradient are the transposed ones of the convolution.
+
+    @property
+    def of_grads(self) -> tuple[Matrix, Matrix]:
+        """The matrices of the transform of the output gradient."""
+        return transposed(self.down.result), transposed(self.across.result)
+
+    @property
+    def of_sums(self) -> tuple[Matrix, Matrix]:
+        """The matrices of the transform of products to the gradient of the weight."""
+        return transposed(self.down.weight), transposed(self.across.weight)
+
+    def image(self, index: Extent) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+        """Return an image, and the index of one of its interleaved images."""
+        phases = self.height.phases
+        if phases == 1:
+            return bind(index), const(0)
+        return bind(index // phases), bind(index % phases)
+
+    def as_text(self) -> str:
+        """Return the sizes as text."""
+        of = f"{self.down.results} x {self.across.results} results"
+        return f"{self.tall} x {self.wide} of {of}, {self.cells} products each"
 
 
 @dataclass(frozen=True)

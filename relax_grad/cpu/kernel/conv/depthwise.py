@@ -10,7 +10,7 @@ the target is a sum over taps of elements of the source.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from math import prod
 
 from tvm import tirx
 
@@ -19,90 +19,9 @@ from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from ..language.halves import Tensor
 from ._channels_last import Block, pack_channels, taps_of_channels, unpack_row
-from ._chunks import Chunk, Chunks, whole_or_rest
-from .geometry import Conv2d, Windows
-
-#: The minimum number of target elements of a task, because each task copies the weights once.
-_TASK_ELEMENTS = 1024
-
-#: Columns of the target that are computed at once: the first of these that divides their number, or
-#: the first of all.
-_UNROLL = (7, 8, 6, 5, 4)
-
-#: The maximum number of taps; with more, the code is too long.
-MOST_TAPS = 128
-
-
-@dataclass(frozen=True)
-class Gather:
-    """The taps and source elements of each target element, along one axis.
-
-    Element ``unit * period + phase`` of the target is the sum over ``taps[phase]``, pairs of a tap
-    and an offset, of the tap's weight times element ``unit * advance + offset`` of the source.
-    Out-of-bounds elements are 0.
-
-    Attributes
-    ----------
-    source, target : int
-        The extents.
-    period, advance : int
-        As above.
-    taps : tuple[tuple[tuple[int, int], ...], ...]
-        As above.
-    """
-
-    source: int
-    target: int
-    period: int
-    advance: int
-    taps: tuple[tuple[tuple[int, int], ...], ...]
-
-    @staticmethod
-    def forward(windows: Windows) -> Gather:
-        """Return the gather of a convolution:
-        ``y[w] = sum over k of x[w * stride + k * dilation - before]``."""
-        taps = tuple((k, k * windows.dilation - windows.before) for k in range(windows.kernel))
-        return Gather(windows.size, windows.number, 1, windows.stride, (taps,))
-
-    @staticmethod
-    def backward(windows: Windows) -> Gather:
-        """Return the gather of its data gradient: ``dx[i] = sum over k of dy[(i + before - k *
-        dilation) / stride]``.
-
-        Only taps whose division is exact contribute. These taps are periodic in i, with period
-        ``stride``.
-        """
-        stride = windows.stride
-        places = [
-            [(k, phase + windows.before - k * windows.dilation) for k in range(windows.kernel)]
-            for phase in range(stride)
-        ]
-        taps = tuple(
-            tuple((k, place // stride) for k, place in phase if place % stride == 0)
-            for phase in places
-        )
-        return Gather(windows.number, windows.size, stride, 1, taps)
-
-    @property
-    def first(self) -> int:
-        """The smallest offset."""
-        return min(offset for phase in self.taps for _, offset in phase)
-
-    @property
-    def units(self) -> int:
-        """The number of units of the target; the last one may be incomplete."""
-        return ceil_div(self.target, self.period)
-
-    def span(self, units: Extent) -> Extent:
-        """Return the number of source elements that consecutive units span."""
-        last = max(offset for phase in self.taps for _, offset in phase)
-        return (units - 1) * self.advance + last - self.first + 1
-
-    @property
-    def window(self) -> Windows:
-        """The range of all source elements that are read, as pointwise windows."""
-        span = self.span(self.units)
-        return Windows(self.source, span, 1, -self.first, span + self.first - self.source, 1)
+from ._chunks import Chunk, whole_or_rest
+from ._depthwise_plan import DepthwisePlan, Gather, depthwise_plan
+from .geometry import Conv2d
 
 
 def depthwise(
@@ -113,7 +32,7 @@ def depthwise(
     Parameters
     ----------
     conv : Conv2d
-        The convolution, with as many groups as channels and at most ``MOST_TAPS`` taps.
+        The convolution, with as many groups as channels and at most ``plan.MOST_TAPS`` taps.
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
@@ -138,51 +57,41 @@ def depthwise_backward_data(
 
 
 def _function(name: str, conv: Conv2d, cpu: CPU, axes: tuple, params: Iterable) -> tirx.PrimFunc:
-    return b.prim_func(
-        name, b.floats(*zip(*params, strict=True)), _Generator(conv, cpu, *axes).emit
-    )
+    generator = _Generator(depthwise_plan(conv, cpu, *axes))
+    return b.prim_func(name, b.floats(*zip(*params, strict=True)), generator.emit)
 
 
 class _Generator:
-    def __init__(self, conv: Conv2d, cpu: CPU, rows: Gather, columns: Gather):
-        self.batch, self.channels, self.kernel = conv.batch, conv.out_channels, conv.kernel
-        self.rows, self.columns, self.lanes = rows, columns, cpu.lanes
-        self.vectors = Vectors(cpu.lanes)
-        self.pitch = columns.span(columns.units) * cpu.lanes
-        # The images of a task; their rows are processed in chunks.
-        self.images = max(1, _TASK_ELEMENTS // (rows.target * columns.target))
-        self.chunks = Chunks.of_bytes(
-            1,
-            rows.units,
-            lambda units: 4 * self.pitch * rows.span(units),
-            cpu.tuning.convolutions.depthwise_chunk,
-        )
+    def __init__(self, plan: DepthwisePlan):
+        self.plan, self.conv = plan, plan.conv
+        self.rows, self.columns, self.lanes = plan.rows, plan.columns, plan.lanes
+        self.vectors = Vectors(plan.lanes)
 
     def emit(self, source: Tensor, weight: Tensor, target: Tensor) -> None:
-        blocks, taps = ceil_div(self.channels, self.lanes), self.kernel[0] * self.kernel[1]
-        with b.parallel(0, ceil_div(self.batch, self.images) * blocks) as task:
+        plan, number = self.plan, self.conv.out_channels
+        blocks, taps = ceil_div(number, self.lanes), prod(self.conv.kernel)
+        with b.parallel(0, ceil_div(self.conv.batch, plan.images) * blocks) as task:
             channel = bind(task % blocks * self.lanes)
             weights = b.scratch(taps * self.lanes)
-            packed = b.scratch(self.rows.span(self.chunks.rows) * self.pitch)
+            packed = b.scratch(self.rows.span(plan.chunks.rows) * plan.pitch)
             line = b.scratch(ceil_div(self.columns.target, self.lanes) * self.lanes * self.lanes)
-            first = bind(task // blocks * self.images)
-            images = (
-                bind(tirx.min(const(self.images), self.batch - first)) if self.images > 1 else 1
-            )
+            first = bind(task // blocks * plan.images)
+            left = self.conv.batch - first
+            images = bind(tirx.min(const(plan.images), left)) if plan.images > 1 else 1
 
             def work(channels: int) -> None:
                 place = weight, bind(channel * taps), taps
                 for i, tap in enumerate(taps_of_channels(self.vectors, place, taps, channels)):
                     self.vectors.store(weights, i * self.lanes, tap)
                 with b.serial(0, images) as i:
-                    plane = bind((first + i) * self.channels + channel)
-                    self.chunks.each(
+                    plane = bind((first + i) * number + channel)
+                    plan.chunks.each(
                         lambda chunk: self._chunk(
                             chunk, source, target, plane, channels, (weights, packed, line)
                         )
                     )
 
-            whole_or_rest(channel // self.lanes, self.channels, self.lanes, work)
+            whole_or_rest(channel // self.lanes, number, self.lanes, work)
 
     def _chunk(
         self,
@@ -238,11 +147,11 @@ class _Generator:
     ) -> None:
         """Emit the columns of one phase of a row, channels innermost."""
         rows, columns, lanes = self.rows, self.columns, self.lanes
-        base = bind(unit * (rows.advance * self.pitch))
+        base = bind(unit * (rows.advance * self.plan.pitch))
         taps = [
             (
-                (i * self.kernel[1] + j) * lanes,
-                (down - rows.first) * self.pitch + (right - columns.first) * lanes,
+                (i * self.conv.kernel[1] + j) * lanes,
+                (down - rows.first) * self.plan.pitch + (right - columns.first) * lanes,
             )
             for i, down in rows.taps[phase]
             for j, right in columns.taps[column_phase]
@@ -262,8 +171,8 @@ class _Generator:
             for j in range(number):
                 self.vectors.store(line, to + j * columns.period * lanes, total[j])
 
-        units = ceil_div(columns.target - column_phase, columns.period)
-        size = next((size for size in _UNROLL if units % size == 0), _UNROLL[0])
+        units = columns.units_of(column_phase)
+        size = self.plan.columns_at_once(column_phase)
         if units >= size:
             with b.serial(0, units // size) as i:
                 step(bind(i * size), size)

@@ -17,15 +17,9 @@ from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from ..language.halves import Tensor
 from ._channels_last import Block, channels_of_taps, pack_channels
-from ._chunks import Chunk, Chunks, unless_empty, whole_or_rest
-from .depthwise import Gather
+from ._chunks import Chunk, unless_empty, whole_or_rest
+from ._depthwise_plan import DepthwiseWeightPlan, depthwise_weight_plan
 from .geometry import Conv2d, Windows
-
-#: The minimum number of elements of dY of a task.
-_TASK_ELEMENTS = 1024
-
-#: The number of columns that the body of a loop processes.
-_UNROLL = 2
 
 
 def depthwise_weight(
@@ -36,7 +30,7 @@ def depthwise_weight(
     Parameters
     ----------
     conv : Conv2d
-        The convolution, with as many groups as channels and at most ``depthwise.MOST_TAPS`` taps.
+        The convolution, with as many groups as channels and at most ``plan.MOST_TAPS`` taps.
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
@@ -44,63 +38,49 @@ def depthwise_weight(
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
-    return b.prim_func("depthwise_weight", params, _Generator(conv, cpu).emit)
+    return b.prim_func(
+        "depthwise_weight", params, _Generator(depthwise_weight_plan(conv, cpu)).emit
+    )
 
 
 class _Generator:
-    def __init__(self, conv: Conv2d, cpu: CPU):
-        self.conv, self.lanes, self.channels = conv, cpu.lanes, conv.out_channels
-        self.vectors = Vectors(cpu.lanes)
-        self.blocks = ceil_div(self.channels, cpu.lanes)
-        self.height, self.width = conv.out_size
-        self.rows, self.columns = Gather.forward(conv.height), Gather.forward(conv.width)
-        self.pitch = self.columns.span(self.width) * cpu.lanes
-        self.taps = [(i, j) for i in range(conv.kernel[0]) for j in range(conv.kernel[1])]
-        size = max(1, (25 if cpu.registers >= 32 else 10) // conv.kernel[1]) * conv.kernel[1]
-        self.tiles = [self.taps[i : i + size] for i in range(0, len(self.taps), size)]
-        self.images = max(1, _TASK_ELEMENTS // (self.height * self.width))
-        self.tasks = ceil_div(conv.batch, self.images)
-        self.chunks = Chunks.of_bytes(
-            1,
-            self.height,
-            lambda rows: 4 * (self.pitch * self.rows.span(rows) + rows * self.width * cpu.lanes),
-            cpu.tuning.convolutions.depthwise_weight_chunk,
-        )
+    def __init__(self, plan: DepthwiseWeightPlan):
+        self.plan, self.conv, self.lanes = plan, plan.conv, plan.lanes
+        self.vectors = Vectors(plan.lanes)
+        self.height, self.width = plan.conv.out_size
+        self.rows, self.columns = plan.rows, plan.columns
 
     def emit(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
         size = b.count(self.conv.weight_shape)
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._all(dy, x, dw))
 
     def _all(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
-        size = len(self.taps) * self.lanes
-        parts = b.scratch(self.tasks * self.blocks * size)
-        with b.parallel(0, self.tasks * self.blocks) as task:
-            first = bind(task // self.blocks * self.images)
-            channel = bind(task % self.blocks * self.lanes)
-            images = (
-                bind(tirx.min(const(self.images), self.conv.batch - first))
-                if self.images > 1
-                else 1
-            )
-            data = b.scratch(self.rows.span(self.chunks.rows) * self.pitch)
-            grad = b.scratch(self.chunks.rows * self.width * self.lanes)
+        plan, size = self.plan, len(self.plan.taps) * self.lanes
+        parts = b.scratch(plan.tasks * plan.blocks * size)
+        with b.parallel(0, plan.tasks * plan.blocks) as task:
+            first = bind(task // plan.blocks * plan.images)
+            channel = bind(task % plan.blocks * self.lanes)
+            left = self.conv.batch - first
+            images = bind(tirx.min(const(plan.images), left)) if plan.images > 1 else 1
+            data = b.scratch(self.rows.span(plan.chunks.rows) * plan.pitch)
+            grad = b.scratch(plan.chunks.rows * self.width * self.lanes)
             part = bind(task * size)
-            with b.serial(0, len(self.taps)) as i:
+            with b.serial(0, len(plan.taps)) as i:
                 self.vectors.store(parts, part + i * self.lanes, self.vectors.splat(0))
 
             def work(channels: int) -> None:
                 with b.serial(0, images) as i:
-                    plane = bind((first + i) * self.channels + channel)
+                    plane = bind((first + i) * self.conv.out_channels + channel)
 
                     def sum_up(chunk: Chunk, plane: tirx.PrimExpr = plane) -> None:
                         self._pack(chunk, dy, x, (grad, data), plane, channels)
-                        for taps in self.tiles:
+                        for taps in plan.tiles:
                             self._tile(chunk, (grad, data), taps, parts, part)
 
-                    self.chunks.each(sum_up)
+                    plan.chunks.each(sum_up)
 
-            whole_or_rest(channel // self.lanes, self.channels, self.lanes, work)
-        with b.parallel(0, self.blocks) as block:
+            whole_or_rest(channel // self.lanes, self.conv.out_channels, self.lanes, work)
+        with b.parallel(0, plan.blocks) as block:
             self._write(parts, dw, block)
 
     def _pack(
@@ -141,13 +121,14 @@ class _Generator:
     ) -> None:
         """Add the sums over a chunk to the partial sums of a task."""
         (grad, data), lanes, columns = buffers, self.lanes, self.columns
+        unroll, pitch = self.plan.unroll, self.plan.pitch
         down, right = self.conv.dilation
         total = Accumulators(self.vectors, len(taps))
         for i in range(len(taps)):
             total[i] = self.vectors.splat(0)
         with b.serial(0, chunk.rows) as row:
             factor = bind(row * (self.width * lanes))
-            source = bind(row * (self.rows.advance * self.pitch))
+            source = bind(row * (self.rows.advance * pitch))
 
             def step(
                 column: tirx.PrimExpr,
@@ -160,33 +141,35 @@ class _Generator:
                 for k in range(number):
                     value = bind(self.vectors.load(grad, here + k * lanes))
                     for index, (i, j) in enumerate(taps):
-                        place = i * down * self.pitch + (j * right + k * columns.advance) * lanes
+                        place = (
+                            i * down * self.plan.pitch + (j * right + k * columns.advance) * lanes
+                        )
                         total[index] = total[index] + self.vectors.load(data, there + place) * value
 
-            if self.width >= _UNROLL:
-                with b.serial(0, self.width // _UNROLL) as i:
-                    step(bind(i * _UNROLL), _UNROLL)
-            if self.width % _UNROLL:
-                step(const(self.width - self.width % _UNROLL), self.width % _UNROLL)
+            if self.width >= unroll:
+                with b.serial(0, self.width // unroll) as i:
+                    step(bind(i * unroll), unroll)
+            if self.width % unroll:
+                step(const(self.width - self.width % unroll), self.width % unroll)
         for index, tap in enumerate(taps):
-            place = part + self.taps.index(tap) * lanes
+            place = part + self.plan.taps.index(tap) * lanes
             self.vectors.store(parts, place, self.vectors.load(parts, place) + total[index])
 
     def _write(self, parts: tirx.Buffer, dw: Tensor, block: tirx.PrimExpr) -> None:
         """Add the partial sums of all tasks for a block of channels, and write them to dW."""
-        lanes, taps = self.lanes, len(self.taps)
+        lanes, taps = self.lanes, len(self.plan.taps)
         sums = b.scratch(ceil_div(taps, lanes) * lanes * lanes)
         with b.serial(0, taps) as tap:
             total = Accumulators(self.vectors, 1)
             total[0] = self.vectors.splat(0)
-            with b.serial(0, self.tasks) as i:
-                place = ((i * self.blocks + block) * taps + tap) * lanes
+            with b.serial(0, self.plan.tasks) as i:
+                place = ((i * self.plan.blocks + block) * taps + tap) * lanes
                 total[0] = total[0] + self.vectors.load(parts, place)
             self.vectors.store(sums, tap * lanes, total[0])
         target = bind(block * (lanes * taps))
         whole_or_rest(
             block,
-            self.channels,
+            self.conv.out_channels,
             lanes,
             lambda channels: channels_of_taps(
                 self.vectors, (sums, const(0)), taps, channels, (dw, target)

@@ -37,9 +37,10 @@ from ._direct_plan import DirectPlan, direct_plan, plan_of_pairs
 from ._direct_rows import Block, Part, RowGenerator
 from ._packing import Images, Packer, View, at_most, stretch_of
 from ._pairs import PackerOfPairs
+from ._tiles_plan import takes_conv, tiles_plan
 from .gathering import Gathering
 from .geometry import Conv2d, Conv3d
-from .tiles import ConvTiles, takes_conv
+from .tiles import ConvTiles
 
 
 def conv2d(
@@ -135,7 +136,7 @@ def _function(
     def emit(source: Tensor, weight: Tensor, target: Tensor) -> None:
         if amx.takes_tiles(cpu, source, weight) and takes_conv(gathering):
             with amx.imported():
-                ConvTiles(gathering, cpu).emit(source, weight, target)
+                ConvTiles(tiles_plan(gathering, cpu)).emit(source, weight, target)
         elif takes_pairs(cpu, source, weight):
             with imported():
                 plan = plan_of_pairs(gathering, cpu)

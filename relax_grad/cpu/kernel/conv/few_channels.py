@@ -17,43 +17,13 @@ from tvm import tirx
 
 from ...target import CPU
 from ..language import builder as b
-from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ..language.builder import Accumulators, Extent, Vectors, bind, const
 from ..language.halves import Tensor
 from ..language.stealing import shared
 from ._channels_last import pad_rows
+from ._few_channels_plan import FewChannelsPlan, few_channels_plan
 from .gathering import Gathering, Taps
 from .geometry import Conv2d, Windows
-
-#: The maximum number of multiplications in the body of a loop; with more, the code is too long.
-_MOST_PRODUCTS = 256
-
-#: The minimum lane utilisation relative to vectors of channels, which need fewer loads.
-_FULLER = 1.5
-
-
-def is_supported(gathering: Gathering) -> bool:
-    """Tell whether neighbours of the target read neighbours of the source, with at most two phases
-    per axis."""
-    rows, columns = gathering.axes
-    if not gathering.is_flat or max(len(rows.phases), len(columns.phases)) > 2:
-        return False
-    return (columns.step, columns.apart, rows.apart) == (1, 1, 1) and columns.offsets[0] <= 0
-
-
-def is_faster(gathering: Gathering, cpu: CPU, *, of_pairs: bool = False) -> bool:
-    """Tell whether :func:`is_supported` holds, and vectors of columns use their lanes better than
-    vectors of channels.
-
-    With ``of_pairs``, the latter multiply pairs of source channels.
-    """
-    if not is_supported(gathering):
-        return False
-    generator, most = _Generator(gathering, cpu), cpu.tuning.convolutions.column_source
-    if generator.products > _MOST_PRODUCTS or generator.bytes_of(1) > most:
-        return False
-    here, there = gathering.columns.count(), gathering.targets
-    products = gathering.sources / ceil_div(gathering.sources, 2) if of_pairs else 1
-    return _filled(here, cpu) > _FULLER * products * _filled(there, cpu)
 
 
 def conv_few_channels(
@@ -64,7 +34,8 @@ def conv_few_channels(
     Parameters
     ----------
     conv : Conv2d
-        The convolution; :func:`is_supported` holds for its :class:`.Gathering`.
+        The convolution; :func:`._few_channels_plan.is_supported` holds for its
+        :class:`.Gathering`.
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
@@ -72,7 +43,8 @@ def conv_few_channels(
     """
     shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
     params = b.floats(("data", "weight", "result"), shapes)
-    return b.prim_func("conv_few_channels", params, _Generator(Gathering.forward(conv), cpu).emit)
+    generator = _Generator(few_channels_plan(Gathering.forward(conv), cpu))
+    return b.prim_func("conv_few_channels", params, generator.emit)
 
 
 def conv_few_channels_backward_data(
@@ -85,83 +57,33 @@ def conv_few_channels_backward_data(
     """
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
     params = b.floats(("output_grad", "weight", "data_grad"), shapes)
-    generator = _Generator(Gathering.backward(conv), cpu)
+    generator = _Generator(few_channels_plan(Gathering.backward(conv), cpu))
     return b.prim_func("conv_few_channels_backward_data", params, generator.emit)
 
 
-def _filled(count: int, cpu: CPU) -> float:
-    """Return the fraction of vector lanes that ``count`` elements use."""
-    return count / (ceil_div(count, cpu.lanes) * cpu.lanes)
-
-
 class _Generator:
-    """A generator of a kernel, with its block sizes.
-
-    Attributes
-    ----------
-    row_vectors : int
-        The number of vectors in a row of a phase.
-    channels, tile_rows, tile_vectors : int
-        The number of channels, of rows, and of vectors of a row in a tile.
-    products : int
-        The number of products in the body of a loop.
-    pitch, rows_read : int
-        The number of columns of a copied row, and of rows that are copied for a block.
-    block_rows : int
-        The number of rows (of a phase) in a block.
-    """
-
-    def __init__(self, gathering: Gathering, cpu: CPU):
-        self.g, self.cpu, self.vectors = gathering, cpu, Vectors(cpu.lanes)
-        self.rows, self.columns = gathering.rows, gathering.columns
-        phases = len(self.columns.phases)
-        self.row_vectors = ceil_div(self.columns.count(), cpu.lanes)
-        # The other registers hold vectors of the source, and the broadcast weight that multiplies
-        # them.
-        most = (24 if cpu.registers >= 32 else 10) // phases
-        per_row = min(2, self.row_vectors)
-        blocks = ceil_div(gathering.targets * per_row, most)
-        self.channels = ceil_div(gathering.targets, blocks)
-        vectors = max(1, min(most // self.channels, self.row_vectors, 6))
-        self.tile_vectors = ceil_div(self.row_vectors, ceil_div(self.row_vectors, vectors))
-        self.pitch = (
-            self.row_vectors * cpu.lanes + self.columns.offsets[1] - self.columns.offsets[0]
-        )
-        count = self.rows.count()
-        most_bytes = cpu.tuning.convolutions.column_source
-        fitting = [n for n in range(1, count + 1) if self.bytes_of(n) <= most_bytes]
-        self.block_rows = ceil_div(count, ceil_div(count, max([1, *fitting])))
-        self.row_blocks = ceil_div(count, self.block_rows)
-        self.rows_read = self.rows.extent(self.block_rows)
-        most_rows = 1
-        if self.tile_vectors == self.row_vectors and len(self.rows.phases) == 1:
-            most_rows = max(1, min(most // (self.channels * self.tile_vectors), 4))
-        self.tile_rows = max(n for n in range(1, most_rows + 1) if self.block_rows % n == 0)
-        taps = sum(phase.number for phase in self.columns.phases)
-        self.products = taps * self.channels * self.tile_vectors * self.tile_rows
-
-    def bytes_of(self, rows: int) -> int:
-        """Return the number of bytes that a block of ``rows`` rows copies."""
-        return 4 * self.g.sources * self.rows.extent(rows) * self.pitch
+    def __init__(self, plan: FewChannelsPlan):
+        self.plan, self.g, self.vectors = plan, plan.gathering, Vectors(plan.lanes)
+        self.rows, self.columns = self.g.rows, self.g.columns
 
     def emit(self, source: Tensor, weight: Tensor, target: Tensor) -> None:
         """Emit the tasks; each computes some rows of an image, for one group of channels."""
         g, phases = self.g, len(self.rows.phases)
-        with shared(g.images * self.row_blocks, self.cpu.cores) as task:
-            image = bind(task // self.row_blocks)
-            row = bind(task % self.row_blocks * self.block_rows)
+        with shared(self.plan.tasks, self.plan.cores) as task:
+            image = bind(task // self.plan.row_blocks)
+            row = bind(task % self.plan.row_blocks * self.plan.block_rows)
             height = bind(
-                tirx.min(const(self.block_rows * phases), self.rows.target - row * phases)
+                tirx.min(const(self.plan.block_rows * phases), self.rows.target - row * phases)
             )
-            plane = self.rows_read * self.pitch
-            copy = b.scratch(g.sources * plane + self.cpu.lanes)
+            plane = self.plan.rows_read * self.plan.pitch
+            copy = b.scratch(g.sources * plane + self.plan.lanes)
             self._copy(source, image, row, height, (copy, plane))
             weights = bind(image % g.groups * (g.targets * g.sources * g.taps))
             memory = _Memory(copy, plane, weight, weights, target)
             for phase, down in enumerate(self.rows.phases):
                 number = bind((height + (phases - 1 - phase)) // phases)
-                for first in range(0, g.targets, self.channels):
-                    channels = range(first, min(first + self.channels, g.targets))
+                for first in range(0, g.targets, self.plan.channels):
+                    channels = range(first, min(first + self.plan.channels, g.targets))
                     self._lines(memory, (image, row * phases + phase, number), down, channels)
 
     def _copy(
@@ -189,7 +111,7 @@ class _Generator:
                 width,
                 (source, start),
                 (first, needed),
-                (buffer, bind(r * plane), self.pitch),
+                (buffer, bind(r * plane), self.plan.pitch),
             )
 
     def _lines(self, memory: _Memory, lines: tuple, down: Taps, channels: range) -> None:
@@ -197,29 +119,31 @@ class _Generator:
 
         ``lines`` is a tuple of the image, the first row, and the number of rows.
         """
-        (image, line, number), size = lines, self.tile_rows
+        (image, line, number), size = lines, self.plan.tile_rows
         phases = len(self.rows.phases)
 
         def some(i: tirx.PrimExpr, rows: int) -> None:
-            read = bind((i * self.rows.step + (down.offset - self.rows.offsets[0])) * self.pitch)
+            read = bind(
+                (i * self.rows.step + (down.offset - self.rows.offsets[0])) * self.plan.pitch
+            )
             plane = self.rows.target * self.columns.target
             write = bind(
                 (image * self.g.targets + channels.start) * plane
                 + (line + i * phases) * self.columns.target
             )
-            self._row(memory, _Part(rows, self.row_vectors, None, channels, down, read, write))
+            self._row(memory, _Part(rows, self.plan.row_vectors, None, channels, down, read, write))
 
         with b.serial(0, number // size) as i:
             some(bind(i * size), size)
-        if size > 1 and self.rows.count() % self.block_rows:
+        if size > 1 and self.rows.count() % self.plan.block_rows:
             with b.serial(number // size * size, number) as i:
                 some(i, 1)
 
     def _row(self, memory: _Memory, row: _Part) -> None:
         """Emit the tiles of a row; the last vector of the last tile may be partial."""
-        lanes, size, phases = self.cpu.lanes, self.tile_vectors, len(self.columns.phases)
+        lanes, size, phases = self.plan.lanes, self.plan.tile_vectors, len(self.columns.phases)
         is_whole = self.columns.target % (lanes * phases) == 0
-        whole = (self.row_vectors - (not is_whole)) // size
+        whole = (self.plan.row_vectors - (not is_whole)) // size
 
         def tile(first: tirx.PrimExpr, vectors: int, left: int | None) -> None:
             write, read = bind(row.write + first * (phases * lanes)), bind(row.read + first * lanes)
@@ -228,9 +152,9 @@ class _Generator:
         if whole:
             with b.serial(0, whole) as j:
                 tile(bind(j * size), size, None)
-        rest = self.row_vectors - whole * size
+        rest = self.plan.row_vectors - whole * size
         if rest:
-            last = (self.row_vectors - 1) * lanes * phases
+            last = (self.plan.row_vectors - 1) * lanes * phases
             tile(const(whole * size), rest, self.columns.target - last)
 
     def _tile(self, memory: _Memory, tile: _Part) -> None:
@@ -240,7 +164,7 @@ class _Generator:
         taps = self._taps_by_offset()
         source_step = g.targets * g.taps if g.source_major else g.taps
         with b.serial(0, down.number) as p, b.serial(0, g.sources) as r:
-            here = bind(tile.read + p * (down.move * self.pitch) + r * memory.plane)
+            here = bind(tile.read + p * (down.move * self.plan.pitch) + r * memory.plane)
             line = (down.first + p * down.step) * g.kernel[2]
             last = g.taps - 1 - line if g.source_major else line
             tap = bind(memory.base + r * source_step + last)
@@ -263,9 +187,9 @@ class _Generator:
     ) -> None:
         """Add the products of the taps of one offset; ``at`` is the start of the read row, and the
         offset from it."""
-        (here, shift), g, lanes = at, self.g, self.cpu.lanes
+        (here, shift), g, lanes = at, self.g, self.plan.lanes
         target_step = g.taps if g.source_major else g.sources * g.taps
-        row = self.rows.step * self.pitch
+        row = self.rows.step * self.plan.pitch
         data = {
             (i, v): bind(self.vectors.load(memory.copy, here + (i * row + shift + v * lanes)))
             for i, v in sums.places
@@ -284,7 +208,7 @@ class _Generator:
         for c in tile.channels:
             for i, v in sums.places:
                 start = (c - tile.channels.start) * plane + i * self.columns.target
-                offset = start + v * (self.cpu.lanes * len(phases))
+                offset = start + v * (self.plan.lanes * len(phases))
                 left = tile.left if v == tile.vectors - 1 else None
                 vectors = [sums[phase, c, i, v] for phase in phases]
                 self._store_columns(memory.target, (tile.write, offset), vectors, left)
@@ -297,9 +221,11 @@ class _Generator:
             self.vectors.store(target, start + offset, sums[0], left)
             return
         for half, vector in enumerate(self.vectors.interleave(list(map(bind, sums)))):
-            number = None if left is None else left - half * self.cpu.lanes
+            number = None if left is None else left - half * self.plan.lanes
             if number is None or number > 0:
-                self.vectors.store(target, start + (offset + half * self.cpu.lanes), vector, number)
+                self.vectors.store(
+                    target, start + (offset + half * self.plan.lanes), vector, number
+                )
 
 
 @dataclass(frozen=True)

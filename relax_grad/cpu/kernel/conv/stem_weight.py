@@ -15,25 +15,13 @@ from tvm import tirx
 
 from ...target import CPU
 from ..language import builder as b
-from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ..language.builder import Accumulators, Extent, Vectors, bind, const
 from ..language.halves import Tensor
 from ..matmul.pairs import add_products, imported, joined_widened, only_first, takes_pairs
 from ._channels_last import Block, pack_channels, pad_rows
-from ._chunks import Chunk, Chunks, share, unless_empty, whole_or_rest
+from ._chunks import Chunk, share, unless_empty, whole_or_rest
+from ._weight_plan import StemPlan, stem_plan
 from .geometry import Conv2d, Windows
-
-#: The maximum number of taps in a row of the kernel, over all input channels; with more, the code
-#: is too long.
-_MOST_TAPS = 64
-
-
-def is_faster(conv: Conv2d, cpu: CPU) -> bool:
-    """Tell whether this kernel needs fewer vectors than the one whose lanes are input channels."""
-    outs, lanes = conv.out_channels, cpu.lanes
-    here = conv.in_channels * ceil_div(outs, lanes)
-    there = ceil_div(conv.in_channels, lanes) * outs
-    few = conv.in_channels * conv.width.kernel <= _MOST_TAPS
-    return conv.groups == 1 and few and 1.2 * here < there
 
 
 def conv_stem(
@@ -49,39 +37,19 @@ def conv_stem(
     def emit(dy: Tensor, x: Tensor, dw: Tensor) -> None:
         if takes_pairs(cpu, dy, x):
             with imported():
-                _OfPairs(conv, cpu).emit(dy, x, dw)
+                _OfPairs(stem_plan(conv, cpu)).emit(dy, x, dw)
         else:
-            _Generator(conv, cpu).emit(dy, x, dw)
+            _Generator(stem_plan(conv, cpu)).emit(dy, x, dw)
 
     return b.prim_func("conv_stem", params, emit)
 
 
 class _Generator:
-    def __init__(self, conv: Conv2d, cpu: CPU):
-        self.conv, self.cpu = conv, cpu
-        self.vectors = Vectors(cpu.lanes)
-        self.out_vectors = ceil_div(conv.out_channels, cpu.lanes)
-        self.tile_vectors = min(2, self.out_vectors)
-        self.blocks = ceil_div(self.out_vectors, self.tile_vectors)
-        taps = [(c, k) for c in range(conv.in_channels) for k in range(conv.width.kernel)]
-        most = (24 if cpu.registers >= 32 else 10) // self.tile_vectors
-        size = ceil_div(len(taps), ceil_div(len(taps), most))
-        self.groups = [taps[i : i + size] for i in range(0, len(taps), size)]
-        self.taps = {tap: i for i, tap in enumerate(taps)}
-        row = 4 * cpu.lanes * self.tile_vectors * conv.width.number
-        self.chunks = Chunks.of_bytes(
-            conv.batch,
-            conv.height.number,
-            lambda rows: row * rows,
-            cpu.tuning.convolutions.stem_chunk,
-        )
-        self.rows_read = self._rows_read(self.chunks.rows)
-        self.pitch = (conv.width.number - 1) * conv.strides[1] + 1
-        self.pitch += (conv.kernel[1] - 1) * conv.dilation[1]
-
-    def _rows_read(self, rows: Extent) -> Extent:
-        height = self.conv.height
-        return (rows - 1) * height.stride + (height.kernel - 1) * height.dilation + 1
+    def __init__(self, plan: StemPlan):
+        self.plan, self.conv, self.chunks = plan, plan.conv, plan.chunks
+        self.vectors = Vectors(plan.lanes)
+        self.taps = {tap: i for i, tap in enumerate(plan.taps)}
+        self.rows_read = plan.rows_read(plan.chunks.rows)
 
     def emit(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
         size = b.count(self.conv.weight_shape)
@@ -90,20 +58,19 @@ class _Generator:
     def _divided(self, dy: Tensor, x: Tensor, dw: Tensor) -> None:
         """Emit the loop over threads, each with a range of output channels and of rows of the
         kernel."""
-        kernel_rows, lanes = self.conv.height.kernel, self.cpu.lanes
-        by_out = min(self.blocks, self.cpu.cores)
-        by_row = min(kernel_rows, max(1, self.cpu.cores // by_out))
+        kernel_rows, lanes = self.conv.height.kernel, self.plan.lanes
+        by_out, by_row = self.plan.parts
         with b.parallel(0, by_out * by_row) as part:
-            outs = share(bind(part // by_row), by_out, self.blocks)
+            outs = share(bind(part // by_row), by_out, self.plan.blocks)
             rows = share(bind(part % by_row), by_row, kernel_rows)
             pixels = self.chunks.images * self.chunks.rows * self.conv.width.number
-            plane = self.rows_read * self.pitch
+            plane = self.rows_read * self.plan.pitch
             buffers = _Buffers(
-                b.scratch(pixels * self.tile_vectors * lanes),
+                b.scratch(pixels * self.plan.tile_vectors * lanes),
                 b.scratch(self.chunks.images * self.conv.in_channels * plane),
-                b.scratch(self.out_vectors * kernel_rows * len(self.taps) * lanes),
+                b.scratch(self.plan.out_vectors * kernel_rows * len(self.taps) * lanes),
             )
-            with b.serial(0, self.out_vectors * kernel_rows * len(self.taps)) as i:
+            with b.serial(0, self.plan.out_vectors * kernel_rows * len(self.taps)) as i:
                 self.vectors.store(buffers.sums, i * lanes, self.vectors.splat(0))
             self.chunks.each(lambda chunk: self._chunk(chunk, dy, x, buffers, outs, rows))
             with b.serial(*outs) as block, b.serial(*rows) as row:
@@ -120,31 +87,31 @@ class _Generator:
     ) -> None:
         self._pad(chunk, x, buffers)
         with b.serial(*outs) as block:
-            vector = bind(block * self.tile_vectors)
+            vector = bind(block * self.plan.tile_vectors)
 
             def work(vectors: int) -> None:
                 self._pack(chunk, dy, buffers, vector, vectors)
                 with b.serial(*rows) as row:
-                    for taps in self.groups:
+                    for taps in self.plan.groups:
                         self._tile(chunk, buffers, vector, vectors, row, taps)
 
-            whole_or_rest(block, self.out_vectors, self.tile_vectors, work)
+            whole_or_rest(block, self.plan.out_vectors, self.plan.tile_vectors, work)
 
     def _pad(self, chunk: Chunk, x: Tensor, buffers: _Buffers) -> None:
         """Copy the rows of X that a chunk reads."""
         conv = self.conv
-        plane, size = self.rows_read * self.pitch, conv.size[0] * conv.size[1]
+        plane, size = self.rows_read * self.plan.pitch, conv.size[0] * conv.size[1]
         with b.serial(0, chunk.images) as i, b.serial(0, conv.in_channels) as c:
             start = bind(((chunk.image + i) * conv.in_channels + c) * size)
             target = bind((i * conv.in_channels + c) * plane)
-            rows = bind(chunk.row * conv.height.stride), bind(self._rows_read(chunk.rows))
+            rows = bind(chunk.row * conv.height.stride), bind(self.plan.rows_read(chunk.rows))
             pad_rows(
                 self.vectors,
                 conv.height,
                 conv.width,
                 (x, start),
                 rows,
-                (buffers.x, target, self.pitch),
+                (buffers.x, target, self.plan.pitch),
             )
             self._finish_padding(buffers.x, target, rows[1])
 
@@ -155,9 +122,9 @@ class _Generator:
         self, chunk: Chunk, dy: Tensor, buffers: _Buffers, vector: tirx.PrimExpr, vectors: int
     ) -> None:
         """Copy the elements of dY of a chunk and a block of output channels."""
-        conv, lanes = self.conv, self.cpu.lanes
+        conv, lanes = self.conv, self.plan.lanes
         height, width = (Windows(number, 1, 1, 0, 0, 1) for number in conv.out_size)
-        image = self.chunks.rows * conv.width.number * self.tile_vectors
+        image = self.chunks.rows * conv.width.number * self.plan.tile_vectors
         with b.serial(0, chunk.images) as i, b.serial(0, vectors) as v:
             plane = bind((chunk.image + i) * conv.out_channels)
             channel = bind((vector + v) * lanes)
@@ -167,7 +134,7 @@ class _Generator:
                 height,
                 Block(dy, plane, channel, conv.out_channels),
                 (chunk.row, chunk.rows),
-                (buffers.dy, bind((i * image + v) * lanes), self.tile_vectors * lanes),
+                (buffers.dy, bind((i * image + v) * lanes), self.plan.tile_vectors * lanes),
             )
             self._finish_packing(buffers.dy, bind((i * image + v) * lanes), chunk.rows)
 
@@ -192,9 +159,9 @@ class _Generator:
         kernel_row: tirx.PrimExpr,
         taps: list[tuple[int, int]],
     ) -> None:
-        conv, lanes = self.conv, self.cpu.lanes
-        (down, right), pixel = conv.strides, self.tile_vectors * lanes
-        plane = self.rows_read * self.pitch
+        conv, lanes = self.conv, self.plan.lanes
+        (down, right), pixel = conv.strides, self.plan.tile_vectors * lanes
+        plane = self.rows_read * self.plan.pitch
         cells = [(tap, v) for tap in taps for v in range(vectors)]
         total = Accumulators(self.vectors, len(cells))
         for i in range(len(cells)):
@@ -202,7 +169,7 @@ class _Generator:
         with b.serial(0, chunk.images) as i, b.serial(0, chunk.rows) as r:
             grad = bind((i * self.chunks.rows + r) * (conv.width.number * pixel))
             row = r * down + kernel_row * conv.dilation[0]
-            data = bind(i * (conv.in_channels * plane) + row * self.pitch)
+            data = bind(i * (conv.in_channels * plane) + row * self.plan.pitch)
 
             def step(
                 w: tirx.PrimExpr,
@@ -229,14 +196,14 @@ class _Generator:
     def _place(self, vector: tirx.PrimExpr, kernel_row: tirx.PrimExpr, tap: int) -> tirx.PrimExpr:
         """Return the index of the sums of a tap."""
         row = vector * self.conv.height.kernel + kernel_row
-        return (row * len(self.taps) + tap) * self.cpu.lanes
+        return (row * len(self.taps) + tap) * self.plan.lanes
 
     def _write(
         self, dw: Tensor, sums: tirx.Buffer, block: tirx.PrimExpr, kernel_row: tirx.PrimExpr
     ) -> None:
         """Copy the sums of a block of output channels and a row of the kernel to dW."""
-        conv, lanes = self.conv, self.cpu.lanes
-        width = self.tile_vectors * lanes
+        conv, lanes = self.conv, self.plan.lanes
+        width = self.plan.tile_vectors * lanes
         first = bind(block * width)
         with b.serial(0, bind(tirx.min(const(width), conv.out_channels - first))) as i:
             out = bind(first + i)
@@ -258,21 +225,21 @@ class _OfPairs(_Generator):
 
     def _finish_padding(self, x: Tensor, start: tirx.PrimExpr, rows: tirx.PrimExpr) -> None:
         """Pair the elements of rows of X."""
-        stride, lanes, load = self.conv.strides[1], self.cpu.lanes, self.vectors.load
+        stride, lanes, load = self.conv.strides[1], self.plan.lanes, self.vectors.load
         with b.serial(0, rows) as row:
-            here = bind(start + row * self.pitch)
+            here = bind(start + row * self.plan.pitch)
 
             def pair(i: tirx.PrimExpr, left: Extent | None, here: tirx.PrimExpr = here) -> None:
-                rest = tirx.max(const(0), tirx.min(const(lanes), self.pitch - stride - i))
+                rest = tirx.max(const(0), tirx.min(const(lanes), self.plan.pitch - stride - i))
                 data = bind(load(x, here + i, left))
                 following = bind(load(x, here + stride + i, bind(rest)))
                 self.vectors.store(x, here + i, joined_widened(data, following), left)
 
-            self.vectors.each(self.pitch, pair)
+            self.vectors.each(self.plan.pitch, pair)
 
     def _finish_packing(self, dy: Tensor, start: tirx.PrimExpr, rows: tirx.PrimExpr) -> None:
         """Pair the columns of rows of a vector of channels."""
-        number, pixel = self.conv.width.number, self.tile_vectors * self.cpu.lanes
+        number, pixel = self.conv.width.number, self.plan.tile_vectors * self.plan.lanes
         zero = self.vectors.splat(0)
         with b.serial(0, rows) as row:
             here = bind(start + row * (number * pixel))

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from ...target import CPU
 from ..language import amx
 from ..language import builder as b
 from ..language.builder import Vectors, bind, ceil_div, const
@@ -31,22 +30,10 @@ from ..language.halves import Half, Tensor
 from ..language.stealing import shared
 from ..language.vectors import interleaved
 from ..matmul.pairs import bits_of, joined
-from ._amx_lines import Lines, elements_of
+from ._amx_lines import elements_of
 from ._packing import Images
-from .gathering import Gathering, Taps
-
-#: The channels of the source in a step of a tile, and the fewest of a group for which its empty
-#: pairs take less time than multiply-adds of float32.
-_CHANNELS = 2 * amx.STEPS
-FEWEST_CHANNELS = 16
-
-#: The elements of a cache line, of pairs.
-_LINE = 16
-
-
-def takes_conv(gathering: Gathering) -> bool:
-    """Tell whether tiles compute a convolution faster than vectors."""
-    return gathering.sources >= FEWEST_CHANNELS
+from ._tiles_plan import STEP, TilesPlan
+from .gathering import Taps
 
 
 @dataclass(frozen=True)
@@ -65,112 +52,66 @@ class ConvTiles:
 
     Parameters
     ----------
-    gathering : Gathering
-        The convolution; :func:`takes_conv` holds for it.
-    cpu : CPU
-        The processor, which has tiles.
+    plan : TilesPlan
+        The plan of the convolution.
     """
 
-    def __init__(self, gathering: Gathering, cpu: CPU):
-        self.g, self.cpu = gathering, cpu
-        self.vectors = Vectors(cpu.lanes)
-        self.rows, self.columns = (Lines(axis) for axis in gathering.axes)
-        self.steps = ceil_div(gathering.sources, _CHANNELS)
-        self.height = amx.ROWS if gathering.targets > amx.ROWS // 2 else amx.ROWS // 2
-        self.blocks = ceil_div(gathering.targets, self.height)
-        # Rows of weights that are apart by a power of 2 would share sets of the cache.
-        self.pitch = (self.steps | 1) * _CHANNELS
-        self.count = gathering.columns.count()
-        self.distance = self.count + self.columns.span - 1
-        self.planes = len(self.rows.remainders) * len(self.columns.remainders)
-        #: The most slices of a volume that an image of the target reads.
-        self.slices = max(taps.number for taps in gathering.slices.phases)
-        self.task_rows = self._task_rows()
-        self.row_blocks = ceil_div(gathering.rows.count(), self.task_rows)
-        self.plane = self._plane()
-        self.parts = self._parts()
-
-    def _plane(self) -> int:
-        """Return the elements of a plane: an odd number of cache lines, so that the rows of a tile
-        are in different sets of the cache."""
-        lines = ceil_div((self.task_rows + self.rows.span - 1) * self.distance, _LINE)
-        return (lines | 1) * _LINE
-
-    def _task_rows(self) -> int:
-        """Return the most rows of the target, of a phase, that a task computes."""
-        count, most = self.g.rows.count(), self.cpu.tuning.convolutions.source
-        line = 4 * amx.STEPS * self.steps * self.slices * self.planes * self.distance
-        rows = max(1, most // line - self.rows.span + 1)
-        return ceil_div(count, ceil_div(count, rows))
-
-    def _parts(self) -> int:
-        """Return the parts of the target channels, each with separate tasks."""
-        images = self.g.images if isinstance(self.g.images, int) else 8
-        wanted = ceil_div(4 * self.cpu.cores, max(1, images * self.row_blocks))
-        return min(self.blocks, wanted)
+    def __init__(self, plan: TilesPlan):
+        self.plan, self.g, self.vectors = plan, plan.gathering, Vectors(plan.lanes)
+        self.rows, self.columns = plan.rows, plan.columns
 
     def emit(self, source: Half, weight: Half, target: Tensor) -> None:
         """Emit the copy of the weight, and the tasks."""
         g = self.g
-        tiles = b.scratch(g.groups * self.blocks * self._weights, "uint16")
+        tiles = b.scratch(g.groups * self.plan.blocks * self.plan.weights, "uint16")
         self._copy_weight(weight, tiles)
-        blocks = bind(const(1) * g.images * self.row_blocks)
-        with shared(self.parts * blocks, self.cpu.cores) as task:
+        blocks = bind(const(1) * g.images * self.plan.row_blocks)
+        with shared(self.plan.parts * blocks, self.plan.cores) as task:
             part, block = bind(task // blocks), bind(task % blocks)
-            image = Images.of(g, bind(block // self.row_blocks), const(1))
-            first = bind(block % self.row_blocks * self.task_rows)
-            lines = bind(tirx.min(const(self.task_rows), g.rows.count() - first))
-            each = ceil_div(self.blocks, self.parts)
+            image = Images.of(g, bind(block // self.plan.row_blocks), const(1))
+            first = bind(block % self.plan.row_blocks * self.plan.task_rows)
+            lines = bind(tirx.min(const(self.plan.task_rows), g.rows.count() - first))
+            each = ceil_div(self.plan.blocks, self.plan.parts)
             begin = bind(part * each)
-            end = bind(tirx.min(begin + each, const(self.blocks)))
+            end = bind(tirx.min(begin + each, const(self.plan.blocks)))
             # Tiles of the last rows read beyond the last plane.
-            planes = b.scratch(self.slices * self._slice + amx.COLUMNS + self.vectors.lanes)
+            planes = b.scratch(
+                self.plan.slices * self.plan.slice + amx.COLUMNS + self.vectors.lanes
+            )
             image.each_tap(
                 g.slices,
                 lambda tap: self._copy_source(source, planes, (image, tap), first, lines),
             )
-            with amx.tiles(self.height):
+            with amx.tiles(self.plan.height):
                 self._image(planes, tiles, target, image, (first, lines), (begin, end))
 
     # Copies
-
-    @property
-    def _weights(self) -> int:
-        """The elements of the weight of a block of target channels."""
-        return self.taps * self.height * self.pitch
-
-    @property
-    def taps(self) -> int:
-        """The taps of the weight, along all axes."""
-        return self.g.kernel[0] * self.g.taps
-
-    @property
-    def _slice(self) -> int:
-        """The elements of the planes of a slice."""
-        return self.planes * self.steps * amx.STEPS * self.plane
 
     def _copy_weight(self, weight: Half, tiles: tirx.Buffer) -> None:
         """Emit the copy of the weight as ``[group][block][tap][target][source]``, read in the order
         of its memory."""
         g = self.g
-        with b.parallel(0, g.groups * self.blocks) as block:
-            group, first = bind(block // self.blocks), bind(block % self.blocks * self.height)
-            start = bind(block * self._weights)
-            if g.targets % self.height or g.sources % _CHANNELS:
-                b.clear(tiles, start, self._weights)
-            number = bind(tirx.min(const(self.height), g.targets - first))
+        with b.parallel(0, g.groups * self.plan.blocks) as block:
+            group, first = (
+                bind(block // self.plan.blocks),
+                bind(block % self.plan.blocks * self.plan.height),
+            )
+            start = bind(block * self.plan.weights)
+            if g.targets % self.plan.height or g.sources % STEP:
+                b.clear(tiles, start, self.plan.weights)
+            number = bind(tirx.min(const(self.plan.height), g.targets - first))
 
             def copy(v: tirx.PrimExpr, r: tirx.PrimExpr) -> None:
                 if g.source_major:
                     channel = (group * g.sources + r) * g.targets + first + v
                 else:
                     channel = (group * g.targets + first + v) * g.sources + r
-                at, to = bind(channel * self.taps), bind(start + v * self.pitch + r)
+                at, to = bind(channel * self.plan.taps), bind(start + v * self.plan.pitch + r)
                 with b.serial(0, g.kernel[0]) as i:
                     for j in range(g.taps):
                         tap = i * g.taps + j
-                        place = self.taps - 1 - tap if g.source_major else tap
-                        each = place * (self.height * self.pitch)
+                        place = self.plan.taps - 1 - tap if g.source_major else tap
+                        each = place * (self.plan.height * self.plan.pitch)
                         b.store(tiles, to + each, weight.raw[bind(at + tap)])
 
             if g.source_major:
@@ -197,14 +138,14 @@ class ConvTiles:
         for i, down in enumerate(rows.remainders):
             for j, across in enumerate(columns.remainders):
                 at = i * len(columns.remainders) + j
-                begin = tap * self._slice + at * (self.steps * amx.STEPS * self.plane)
-                with b.serial(0, self.steps * amx.STEPS) as pair:
+                begin = tap * self.plan.slice + at * (self.plan.steps * amx.STEPS * self.plan.plane)
+                with b.serial(0, self.plan.steps * amx.STEPS) as pair:
                     channel = bind(image.volume * g.sources + 2 * pair)
-                    start = bind(begin + pair * self.plane)
+                    start = bind(begin + pair * self.plan.plane)
                     exists = bind(tirx.min(const(2), g.sources - 2 * pair))
                     with b.serial(0, number) as y:
                         line = bind((first + y + rows.floors[0]) * g.rows.step + down)
-                        to = bind(start + y * self.distance)
+                        to = bind(start + y * self.plan.distance)
                         down_here = line * (g.rows.apart * g.columns.stored)
                         here = bind(channel * stored + above + down_here)
 
@@ -217,11 +158,11 @@ class ConvTiles:
                             self._copy_row(source, planes, (here, stored), to, exists, across)
 
                         def clear(to: tirx.PrimExpr = to) -> None:
-                            with b.serial(0, ceil_div(self.distance, self.vectors.lanes)) as v:
+                            with b.serial(0, ceil_div(self.plan.distance, self.vectors.lanes)) as v:
                                 self._clear(planes, to + v * self.vectors.lanes)
 
                         inside = [line >= 0, line < g.rows.source]
-                        if g.sources % _CHANNELS:
+                        if g.sources % STEP:
                             inside.append(exists > 0)
                         elif g.rows.is_inside:
                             copy()
@@ -245,8 +186,8 @@ class ConvTiles:
         What a vector writes beyond a row is overwritten by the next one.
         """
         (here, stored), axis, lanes = place, self.g.columns, self.vectors.lanes
-        begin, end = self.columns.inside(remainder, self.distance)
-        for first, last in ((0, begin), (end, self.distance)):
+        begin, end = self.columns.inside(remainder, self.plan.distance)
+        for first, last in ((0, begin), (end, self.plan.distance)):
             for at in range(first, last, lanes):
                 self._clear(planes, to + at)
         if begin == end:
@@ -306,8 +247,8 @@ class ConvTiles:
         g, (first, lines) = self.g, rows
         size = g.rows.target * g.columns.target
         index = bind(image.first % g.slices.target)
-        sums = amx.scratch(self._kept)
-        pixels = bind((lines - 1) * self.distance + self.count)
+        sums = amx.scratch(self.plan.kept)
+        pixels = bind((lines - 1) * self.plan.distance + self.plan.count)
         # Neighbouring pixels of all channels read the same elements of the planes.
         with b.serial(0, len(g.rows.phases)) as phase:
             down = g.rows.taps(phase)
@@ -315,22 +256,18 @@ class ConvTiles:
                 pixel = bind(tile * amx.COLUMNS)
                 wide = bind(tirx.Select(pixels - pixel > amx.LANES, const(2), const(1)))
                 with b.serial(*blocks) as block:
-                    v = bind(block * self.height)
-                    channels = bind(tirx.min(const(self.height), g.targets - v))
+                    v = bind(block * self.plan.height)
+                    channels = bind(tirx.min(const(self.plan.height), g.targets - v))
                     channel = bind(image.volume * g.targets + v)
                     plane = bind((channel * g.slices.target + index) * size)
                     to = _Target(target, plane, first, lines, phase)
-                    at = bind((image.volume % g.groups * self.blocks + block) * self._weights)
+                    at = bind(
+                        (image.volume % g.groups * self.plan.blocks + block) * self.plan.weights
+                    )
                     tall = bind(tirx.Select(channels > amx.ROWS // 2, const(amx.ROWS), const(16)))
-                    shape = (tall if self.height > 16 else const(16)), wide
+                    shape = (tall if self.plan.height > 16 else const(16)), wide
                     factors = planes, (tiles, at), image
                     self._columns(factors, sums, pixel, down, shape, channels, to)
-
-    @property
-    def _kept(self) -> int:
-        """The phases of columns whose sums are stored together."""
-        phases = len(self.g.columns.phases)
-        return phases if phases == 2 else 1
 
     def _columns(
         self,
@@ -344,12 +281,12 @@ class ConvTiles:
     ) -> None:
         """Emit the sums of a tile for each phase of the columns."""
         with b.serial(0, len(self.g.columns.phases)) as phase:
-            start = bind(phase * amx.SIZE) if self._kept > 1 else const(0)
+            start = bind(phase * amx.SIZE) if self.plan.kept > 1 else const(0)
             across = self.g.columns.taps(phase)
             self._sum(factors, (sums, start), pixel, down, across, shape)
-            if self._kept == 1:
+            if self.plan.kept == 1:
                 self._store(sums, pixel, channels, to, phase)
-        if self._kept > 1:
+        if self.plan.kept > 1:
             self._store(sums, pixel, channels, to, None)
 
     def _sum(
@@ -363,7 +300,7 @@ class ConvTiles:
     ) -> None:
         """Emit the sum over all taps of a phase."""
         (planes, (tiles, at), image), (buffer, start), (rows, wide) = factors, sums, shape
-        each = self.steps * amx.STEPS * self.plane
+        each = self.plan.steps * amx.STEPS * self.plan.plane
         amx.clear(buffer, rows, start)
 
         def of_slice(tap: tirx.PrimExpr) -> None:
@@ -373,12 +310,16 @@ class ConvTiles:
                 weight = line + across.first + j * across.step
                 (row, y), (column, x) = self.rows.place(down, i), self.columns.place(across, j)
                 number = row * len(self.columns.remainders) + column
-                place = tap * self._slice + number * each + y * self.distance + x + pixel
+                place = tap * self.plan.slice + number * each + y * self.plan.distance + x + pixel
                 amx.add(
                     buffer,
-                    (tiles, bind(at + weight * (self.height * self.pitch)), 2 * self.pitch),
-                    (planes, bind(place), 4 * self.plane),
-                    self.steps,
+                    (
+                        tiles,
+                        bind(at + weight * (self.plan.height * self.plan.pitch)),
+                        2 * self.plan.pitch,
+                    ),
+                    (planes, bind(place), 4 * self.plan.plane),
+                    self.plan.steps,
                     rows,
                     wide,
                     start,
@@ -397,7 +338,7 @@ class ConvTiles:
     ) -> None:
         """Emit the store of the pixels of a tile, which may be on several rows, of one phase of the
         columns, or of both."""
-        g, distance, width = self.g, self.distance, self.g.columns.target
+        g, distance, width = self.g, self.plan.distance, self.g.columns.target
         rows, size = len(g.rows.phases), g.slices.target * g.rows.target * width
         first = b.quotient(pixel, distance)
         biases = biases_from(to.buffer, to.start)
@@ -405,7 +346,7 @@ class ConvTiles:
         with b.serial(first, last) as line:
             row = bind((to.row + line) * rows + to.phase)
             begin = bind(tirx.max(pixel - line * distance, const(0)))
-            most = tirx.min(const(self.count), pixel + amx.COLUMNS - line * distance)
+            most = tirx.min(const(self.plan.count), pixel + amx.COLUMNS - line * distance)
             number = bind(
                 tirx.max(tirx.Select(row < g.rows.target, most, const(0)) - begin, const(0))
             )

@@ -27,7 +27,7 @@ from tvm import tirx
 from ...target import CPU
 from ..language import amx
 from ..language import builder as b
-from ..language.builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
+from ..language.builder import Accumulators, Extent, Vectors, as_expr, bind, const
 from ..language.halves import Half, Tensor
 from ..matmul.pairs import (
     add_products,
@@ -39,15 +39,11 @@ from ..matmul.pairs import (
     takes_pairs,
 )
 from ._channels_last import Block, channels_of_taps, pack_channels
-from ._chunks import Chunk, Chunks, share, unless_empty, whole_or_rest
+from ._chunks import Chunk, share, unless_empty, whole_or_rest
+from ._tiles_plan import takes_weight_gradient, weight_tiles_plan
+from ._weight_plan import WeightPlan, weight_plan
 from .geometry import ONE, Conv2d, Conv3d, Windows
-from .weight_tiles import ConvWeightTiles, takes_weight_gradient
-
-#: The maximum number of columns of joined rows.
-_COLUMNS = 1024
-
-#: The number of columns that the body of a loop processes.
-_UNROLL = 2
+from .weight_tiles import ConvWeightTiles
 
 
 def conv_weight(
@@ -66,7 +62,7 @@ def conv_weight(
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
-    emit = partial(_emit, conv.with_rows_of(_COLUMNS), ONE, cpu)
+    emit = partial(_emit, conv, ONE, cpu)
     return b.prim_func("conv_weight", params, emit)
 
 
@@ -80,72 +76,25 @@ def conv3d_weight(
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
-    emit = partial(_emit, conv.slices.with_rows_of(_COLUMNS), conv.depth, cpu)
+    emit = partial(_emit, conv.slices, conv.depth, cpu)
     return b.prim_func("conv3d_weight", params, emit)
 
 
 def _emit(conv: Conv2d, depth: Windows, cpu: CPU, dy: Half, x: Half, dw: Tensor) -> None:
     if amx.takes_tiles(cpu, dy, x) and depth == ONE and takes_weight_gradient(conv):
         with amx.imported():
-            ConvWeightTiles(conv, cpu).emit(dy, x, dw)
+            ConvWeightTiles(weight_tiles_plan(conv, cpu)).emit(dy, x, dw)
     elif takes_pairs(cpu, dy, x):
         with imported():
-            _OfPairs(conv, depth, cpu).emit(dy, x, dw)
+            _OfPairs(weight_plan(conv, cpu, depth)).emit(dy, x, dw)
     else:
-        _Generator(conv, depth, cpu).emit(dy, x, dw)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A tile of sums in registers: its output channels, kernel columns, and vectors of input
-    channels."""
-
-    outs: int
-    columns: int
-    vectors: int
-
-    @staticmethod
-    def of(conv: Conv2d, cpu: CPU) -> Tile:
-        """Return the largest tile that fits in the registers together with its operands."""
-        ins, outs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
-        vectors = 2 if conv.width.kernel == 1 and ins > cpu.lanes else 1
-        groups = ceil_div(conv.width.kernel, 7 if cpu.registers >= 32 else 3)
-        columns = ceil_div(conv.width.kernel, groups)
-        # Other registers hold a splat and the vector that it multiplies; LLVM spills without a few
-        # more.
-        free = cpu.registers - (4 if cpu.registers >= 32 else 1)
-        most = free // (columns * vectors) - 1
-        return Tile(_even(outs, most), columns, vectors)
-
-
-def _even(count: int, most: int) -> int:
-    """Return a block size of at most ``most`` such that the last block is not much smaller."""
-    for size in range(min(most, count), most * 3 // 4, -1):
-        if count % size == 0:
-            return size
-    return ceil_div(count, ceil_div(count, most))
+        _Generator(weight_plan(conv, cpu, depth)).emit(dy, x, dw)
 
 
 class _Generator:
-    def __init__(self, conv: Conv2d, depth: Windows, cpu: CPU):
-        self.conv, self.depth, self.cpu = conv, depth, cpu
-        self.vectors = Vectors(cpu.lanes)
-        self.tile = Tile.of(conv, cpu)
-        self.taps = depth.kernel * conv.height.kernel * conv.width.kernel
-        self.ins, self.outs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
-        self.in_vectors = ceil_div(self.ins, cpu.lanes)
-        self.in_blocks = ceil_div(self.in_vectors, self.tile.vectors)
-        self.out_blocks = ceil_div(self.outs, self.tile.outs)
-        self.columns = conv.width.span(conv.width.number)
-        row = 4 * cpu.lanes * self.tile.vectors * self.columns
-        self.chunks = Chunks.of_bytes(
-            conv.batch * depth.number,
-            conv.height.number,
-            lambda rows: row * conv.height.span(rows),
-            cpu.tuning.convolutions.weight_chunk,
-        )
-        self.is_at_once = self.chunks.is_one and depth.kernel == 1
-        self.span = conv.height.span(self.chunks.rows)
+    def __init__(self, plan: WeightPlan):
+        self.plan, self.conv, self.depth, self.tile = plan, plan.conv, plan.depth, plan.tile
+        self.vectors, self.chunks = Vectors(plan.lanes), plan.chunks
 
     def emit(self, dy: Half, x: Half, dw: Tensor) -> None:
         size = b.count(self.conv.weight_shape) * self.depth.kernel
@@ -154,42 +103,25 @@ class _Generator:
     def _divided(self, dy: Half, x: Half, dw: Tensor) -> None:
         """Emit the loop over threads, each with a range of input and of output channels."""
         conv, tile = self.conv, self.tile
-        between = self.taps > 1 and not self.is_at_once
+        lanes, taps = self.plan.lanes, self.plan.taps
+        between = taps > 1 and not self.plan.is_at_once
         # The last square of taps that is transposed may have rows beyond them.
-        lanes, beyond = self.cpu.lanes, -self.taps % self.cpu.lanes * self.cpu.lanes
+        beyond = -taps % lanes * lanes
         if between:
-            kept = b.scratch(conv.out_channels * self.in_vectors * self.taps * lanes + beyond)
-        by_in, by_out = self._parts()
+            kept = b.scratch(conv.out_channels * self.plan.in_vectors * taps * lanes + beyond)
+        by_in, by_out = self.plan.parts
         with b.parallel(0, conv.groups * by_in * by_out) as part:
             group = bind(part // (by_in * by_out)) if conv.groups > 1 else const(0)
-            ins = share(bind(part // by_out % by_in), by_in, self.in_blocks)
-            outs = share(bind(part % by_out), by_out, self.out_blocks)
-            pixels = self.chunks.images * self.span * self.columns
+            ins = share(bind(part // by_out % by_in), by_in, self.plan.in_blocks)
+            outs = share(bind(part % by_out), by_out, self.plan.out_blocks)
+            pixels = self.chunks.images * self.plan.span * self.plan.columns
             packed = b.scratch(pixels * tile.vectors * lanes)
             if not between:
-                kept = b.scratch(tile.outs * tile.vectors * self.taps * lanes + beyond)
+                kept = b.scratch(tile.outs * tile.vectors * taps * lanes + beyond)
             sums = _Sums(self, dw, kept)
             self.chunks.each(
                 lambda chunk: self._chunk(chunk, dy, x, packed, sums, (group, ins, outs))
             )
-
-    def _parts(self) -> tuple[int, int]:
-        """Return the number of ranges of input-channel blocks and of output-channel blocks, for the
-        threads."""
-
-        def time(parts: tuple[int, int]) -> tuple[float, int]:
-            by_in, by_out = parts
-            # Copying a block of X costs about as much as a tile of a 3x3 kernel.
-            return ceil_div(self.in_blocks, by_in) * (
-                ceil_div(self.out_blocks, by_out) + 0.5
-            ), by_out
-
-        cores = ceil_div(self.cpu.cores, self.conv.groups)
-        grids = [
-            (i, min(self.out_blocks, max(1, cores // i)))
-            for i in range(1, min(cores, self.in_blocks) + 1)
-        ]
-        return min(grids, key=time)
 
     def _chunk(
         self, chunk: Chunk, dy: Half, x: Half, packed: tirx.Buffer, sums: _Sums, channels: tuple
@@ -203,17 +135,17 @@ class _Generator:
                 with b.serial(0, self.depth.kernel) as tap:
                     self._pack(chunk, x, packed, group, vector, vectors, tap)
                     with b.serial(*outs) as o:
-                        out = bind(group * self.outs + o * tile.outs)
+                        out = bind(group * self.plan.outs + o * tile.outs)
                         whole_or_rest(
                             o,
-                            self.outs,
+                            self.plan.outs,
                             tile.outs,
                             lambda number: self._tiles(
                                 chunk, dy, packed, sums, _Place(out, number, vector, vectors, tap)
                             ),
                         )
 
-            whole_or_rest(i, self.in_vectors, tile.vectors, work)
+            whole_or_rest(i, self.plan.in_vectors, tile.vectors, work)
 
     def _pack(
         self,
@@ -226,18 +158,18 @@ class _Generator:
         tap: tirx.PrimExpr,
     ) -> None:
         """Copy the elements of X that a chunk reads of a block of input channels."""
-        height, lanes, depth = self.conv.height, self.cpu.lanes, self.depth
+        plan, height, lanes, depth = self.plan, self.conv.height, self.plan.lanes, self.depth
 
         def pack(i: tirx.PrimExpr, volume: tirx.PrimExpr, at: tirx.PrimExpr) -> None:
-            plane = bind((volume * self.conv.in_channels + group * self.ins) * depth.size + at)
+            plane = bind((volume * self.conv.in_channels + group * self.plan.ins) * depth.size + at)
             with b.serial(0, vectors) as v:
-                target = bind((i * self.span * self.columns * self.tile.vectors + v) * lanes)
+                target = bind((i * plan.span * plan.columns * plan.tile.vectors + v) * lanes)
                 channel = bind((vector + v) * lanes)
                 pack_channels(
                     self.vectors,
                     self.conv.width,
                     height,
-                    Block(x, plane, channel, self.ins, depth.size),
+                    Block(x, plane, channel, self.plan.ins, depth.size),
                     (bind(chunk.row * height.steps[0]), bind(height.span(chunk.rows))),
                     (packed, target, self.tile.vectors * lanes),
                 )
@@ -289,7 +221,7 @@ class _Generator:
         kernel_row: tirx.PrimExpr,
         taps: range,
     ) -> None:
-        conv, lanes = self.conv, self.cpu.lanes
+        conv, lanes = self.conv, self.plan.lanes
         width = conv.width
         stride, dilation = width.steps
         pixel = self.tile.vectors * lanes
@@ -306,7 +238,7 @@ class _Generator:
             image = (volume * conv.out_channels + place.out) * self.depth.number + index
             grad = bind(image * plane + (chunk.row + r) * width.number)
             row = r * conv.height.steps[0] + kernel_row * conv.height.steps[1]
-            source = bind((i * self.span + row) * (self.columns * pixel))
+            source = bind((i * self.plan.span + row) * (self.plan.columns * pixel))
 
             def step(
                 start: tirx.PrimExpr,
@@ -348,11 +280,11 @@ class _Generator:
     multiply: Callable = staticmethod(lambda total, value, data: total + value * data)
 
     def _each_column(self, step: Callable) -> None:
-        """Emit ``step(start, columns, read)`` along a row of the output, up to ``_UNROLL`` columns
-        at a time: the columns are offsets from the start, and ``read`` has the readers of dY and
-        of a vector of X."""
+        """Emit ``step(start, columns, read)`` along a row of the output, some columns at a time:
+        the columns are offsets from the start, and ``read`` has the readers of dY and of a vector
+        of X."""
         extent, read = self.conv.width.number, (operator.getitem, lambda data: data)
-        size = min(_UNROLL, extent)
+        size = min(self.plan.unroll, extent)
         if extent >= size:
             with b.serial(0, extent // size) as i:
                 step(bind(i * size), range(size), read)
@@ -372,10 +304,10 @@ class _OfPairs(_Generator):
         self, packed: tirx.Buffer, start: tirx.PrimExpr, rows: tirx.PrimExpr
     ) -> None:
         """Pair the columns of rows of a vector of channels."""
-        pixel, stride = self.tile.vectors * self.cpu.lanes, self.conv.width.steps[0]
-        alone = min(stride, self.columns)
+        pixel, stride = self.tile.vectors * self.plan.lanes, self.conv.width.steps[0]
+        alone = min(stride, self.plan.columns)
         with b.serial(0, rows) as row:
-            here = bind(start + row * (self.columns * pixel))
+            here = bind(start + row * (self.plan.columns * pixel))
 
             def pair(
                 column: tirx.PrimExpr, following: Callable, here: tirx.PrimExpr = here
@@ -384,14 +316,14 @@ class _OfPairs(_Generator):
                 data = bind(self.vectors.load(packed, at))
                 self.vectors.store(packed, at, joined_widened(data, following(at)))
 
-            with b.serial(0, self.columns - alone) as column:
+            with b.serial(0, self.plan.columns - alone) as column:
                 pair(column, lambda at: bind(self.vectors.load(packed, at + stride * pixel)))
-            with b.serial(self.columns - alone, self.columns) as column:
+            with b.serial(self.plan.columns - alone, self.plan.columns) as column:
                 pair(column, lambda _: self.vectors.splat(0))
 
     def _each_column(self, step: Callable) -> None:
         extent = self.conv.width.number
-        size = min(2 * _UNROLL, extent - extent % 2)
+        size = min(2 * self.plan.unroll, extent - extent % 2)
         rest = extent % size if size else extent
         if size:
             with b.serial(0, extent // size) as i:
@@ -453,44 +385,44 @@ class _Sums:
         """Return the buffer and index of a vector, and the number of its channels that exist (None:
         all of them)."""
         (o, k, v), g = cell, self._g
-        lanes, channels = g.cpu.lanes, g.ins
-        if g.taps == 1:
+        lanes, channels = g.plan.lanes, g.plan.ins
+        if g.plan.taps == 1:
             channel = (place.vector + v) * lanes
             may_end = channels % lanes and v == place.vectors - 1
             number = tirx.min(const(lanes), channels - channel) if may_end else None
             return self._dw, (place.out + o) * channels + channel, number
         row = place.slice * g.conv.height.kernel + kernel_row
         tap = row * g.conv.width.kernel + k
-        return self._buffer, (self._block(place, o, v) * g.taps + tap) * lanes, None
+        return self._buffer, (self._block(place, o, v) * g.plan.taps + tap) * lanes, None
 
     def _block(self, place: _Place, o: Extent, v: Extent) -> Extent:
         """Return the index of a group of vectors, one for each tap."""
         g = self._g
-        if g.is_at_once:
+        if g.plan.is_at_once:
             return o * g.tile.vectors + v
-        return (place.out + o) * g.in_vectors + place.vector + v
+        return (place.out + o) * g.plan.in_vectors + place.vector + v
 
     def finish(self, chunk: Chunk, place: _Place) -> None:
         """Write the sums of all taps to dW after the last chunk."""
         g = self._g
-        if g.taps == 1:
+        if g.plan.taps == 1:
             return
 
         def write() -> None:
             with b.serial(0, place.outs) as o, b.serial(0, place.vectors) as v:
-                source = bind(self._block(place, o, v) * (g.taps * g.cpu.lanes))
-                channel = bind((place.vector + v) * g.cpu.lanes)
-                target = bind(((place.out + o) * g.ins + channel) * g.taps)
+                source = bind(self._block(place, o, v) * (g.plan.taps * g.plan.lanes))
+                channel = bind((place.vector + v) * g.plan.lanes)
+                target = bind(((place.out + o) * g.plan.ins + channel) * g.plan.taps)
                 whole_or_rest(
                     place.vector + v,
-                    g.ins,
-                    g.cpu.lanes,
+                    g.plan.ins,
+                    g.plan.lanes,
                     lambda channels: channels_of_taps(
-                        g.vectors, (self._buffer, source), g.taps, channels, (self._dw, target)
+                        g.vectors, (self._buffer, source), g.plan.taps, channels, (self._dw, target)
                     ),
                 )
 
-        if g.is_at_once:
+        if g.plan.is_at_once:
             write()
         else:
             is_last = tirx.EQ(place.slice, const(g.depth.kernel - 1))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...limits import ProductTiles
 from ...target import CPU
 from ..language.builder import Extent, ceil_div
+from ..language.plans import Plan, ahead_as_text, extent_as_text
 from ._tasks import Shares, largest_of
 from .product import Matmul
 
@@ -27,7 +28,7 @@ _READINGS = {
 
 
 @dataclass(frozen=True)
-class InPlacePlan:
+class InPlacePlan(Plan):
     """A product of few rows, which reads B in place.
 
     Attributes
@@ -60,12 +61,12 @@ class InPlacePlan:
         along = "dot products" if self.product.transpose_b else "vectors"
         return {
             "tile in place": f"{self.height} rows x {self.vectors} {along}",
-            "prefetch of B": _ahead(self.ahead),
+            "prefetch of B": ahead_as_text(self.ahead),
         }
 
 
 @dataclass(frozen=True)
-class PackedPlan:
+class PackedPlan(Plan):
     """A product whose B is packed into panels. Extents that are not known are expressions.
 
     Attributes
@@ -182,11 +183,11 @@ class PackedPlan:
             "tile": f"{self.height} rows x {self.vectors} vectors, rounds of {self.round} steps",
             "order": "strips, then panels" if self.by_rows else "panels, then strips",
             "depth": f"{self.stretch} steps at once, k in {self.parts} parts",
-            "strips, panels": f"{_extent(self.strips)} x {_extent(self.panels)}",
+            "strips, panels": f"{extent_as_text(self.strips)} x {extent_as_text(self.panels)}",
             "tasks": self._tasks_as_text(),
             "panels of B": "packed by each task" if self.packs_late else "packed before the tasks",
             "A": f"read {_READINGS[self.reading]}",
-            "prefetch": f"A {_ahead(self.ahead_a)}, B {_ahead(self.ahead_b)}",
+            "prefetch": f"A {ahead_as_text(self.ahead_a)}, B {ahead_as_text(self.ahead_b)}",
             "next panel": "not prefetched" if self.prefetches is False else "prefetched",
         }
         if self.spreads:
@@ -204,7 +205,7 @@ class PackedPlan:
 
 
 @dataclass(frozen=True)
-class TransposedPlan:
+class TransposedPlan(Plan):
     """A product computed from the transposed factors, whose result is transposed.
 
     Attributes
@@ -235,10 +236,8 @@ class TransposedPlan:
 
 
 @dataclass(frozen=True)
-class MatmulPlan:
+class MatmulPlan(Plan):
     """The way to compute a batch of matrix products.
-
-    ``str`` of a plan has a line for each decision.
 
     Attributes
     ----------
@@ -279,11 +278,6 @@ class MatmulPlan:
     packed: PackedPlan | None = None
     transposed: TransposedPlan | None = None
 
-    def __str__(self) -> str:
-        lines = self.lines()
-        width = max(map(len, lines)) + 2
-        return "\n".join(f"{name + ':':<{width}}{text}" for name, text in lines.items())
-
     def lines(self) -> dict[str, str]:
         """Return the decisions and their values as text."""
         tuning = self.cpu.tuning
@@ -311,19 +305,3 @@ def _product(product: Matmul) -> str:
     form = "".join("NT"[turned] for turned in (product.transpose_a, product.transpose_b))
     batch = "" if isinstance(product.batch, int) and product.batch == 1 else f"{product.batch} of "
     return f"{batch}{product.rows} x {product.columns}, {product.depth} steps, {form}"
-
-
-def _in_place(plan: InPlacePlan) -> dict[str, str]:
-    along = "dot products" if plan.product.transpose_b else "vectors"
-    return {
-        "tile in place": f"{plan.height} rows x {plan.vectors} {along}",
-        "prefetch of B": _ahead(plan.ahead),
-    }
-
-
-def _ahead(steps: int) -> str:
-    return f"{steps} steps ahead" if steps else "none"
-
-
-def _extent(extent: object) -> str:
-    return str(extent) if isinstance(extent, int) else "symbolic"

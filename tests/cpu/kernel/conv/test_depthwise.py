@@ -9,7 +9,8 @@ from machines import each_target
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel.conv.depthwise import Gather, depthwise, depthwise_backward_data
+from relax_grad.cpu.kernel.conv._depthwise_plan import Gather
+from relax_grad.cpu.kernel.conv.depthwise import depthwise, depthwise_backward_data
 from relax_grad.cpu.kernel.conv.geometry import Conv2d, Windows
 
 KERNELS = [(depthwise, check_convolutions), (depthwise_backward_data, check_data_gradients)]

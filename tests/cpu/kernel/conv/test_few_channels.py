@@ -9,11 +9,10 @@ from machines import each_target
 from sweep import at_length, batches
 from tvm import tirx
 
+from relax_grad.cpu.kernel.conv._few_channels_plan import is_faster, is_supported
 from relax_grad.cpu.kernel.conv.few_channels import (
     conv_few_channels,
     conv_few_channels_backward_data,
-    is_faster,
-    is_supported,
 )
 from relax_grad.cpu.kernel.conv.gathering import Gathering
 from relax_grad.cpu.kernel.conv.geometry import Conv2d

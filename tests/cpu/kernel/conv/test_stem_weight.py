@@ -9,18 +9,19 @@ from machines import Run, each_target, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
+from relax_grad.cpu.kernel.conv._weight_plan import stem_is_faster
 from relax_grad.cpu.kernel.conv.geometry import Conv2d
-from relax_grad.cpu.kernel.conv.stem_weight import conv_stem, is_faster
+from relax_grad.cpu.kernel.conv.stem_weight import conv_stem
 from relax_grad.cpu.target import CPU
 
 AVX512 = CPU(16, 32, 2)
 
 
 def test_fits_where_vectors_of_input_channels_would_be_empty():
-    assert is_faster(Conv2d(8, 3, 64, (224, 224), (7, 7), (2, 2), (3, 3, 3, 3)), AVX512)
-    assert not is_faster(Conv2d(8, 16, 64, (56, 56), (3, 3)), AVX512)
-    assert not is_faster(Conv2d(8, 3, 2, (56, 56), (3, 3)), AVX512)
-    assert not is_faster(Conv2d(8, 12, 64, (56, 56), (3, 3), groups=4), AVX512)
+    assert stem_is_faster(Conv2d(8, 3, 64, (224, 224), (7, 7), (2, 2), (3, 3, 3, 3)), AVX512)
+    assert not stem_is_faster(Conv2d(8, 16, 64, (56, 56), (3, 3)), AVX512)
+    assert not stem_is_faster(Conv2d(8, 3, 2, (56, 56), (3, 3)), AVX512)
+    assert not stem_is_faster(Conv2d(8, 12, 64, (56, 56), (3, 3), groups=4), AVX512)
 
 
 @each_target

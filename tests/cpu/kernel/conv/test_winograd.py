@@ -13,10 +13,12 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
+from relax_grad.cpu.kernel.conv._winograd_plan import is_winograd
 from relax_grad.cpu.kernel.conv._winograd_transforms import transform_of
+from relax_grad.cpu.kernel.conv._winograd_weight_plan import divide
 from relax_grad.cpu.kernel.conv.geometry import Conv2d, Conv3d, Windows
-from relax_grad.cpu.kernel.conv.winograd import is_winograd, winograd, winograd_backward_data
-from relax_grad.cpu.kernel.conv.winograd_weight import divide, winograd_weight
+from relax_grad.cpu.kernel.conv.winograd import winograd, winograd_backward_data
+from relax_grad.cpu.kernel.conv.winograd_weight import winograd_weight
 from relax_grad.cpu.target import CPU
 from relax_grad.cpu.tuning import GENERIC
 

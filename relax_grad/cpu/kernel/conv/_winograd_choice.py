@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from ..kernel.conv.geometry import Conv2d, Conv3d
-from ..kernel.conv.winograd import is_winograd, parts_of, tiles_of, transforms_of
+from ._winograd_plan import is_winograd, parts_of
+from ._winograd_tiles import Squares
+from .geometry import Conv2d, Conv3d
 
 #: The fewest channels for which Winograd's transforms of tiles cost less than the products that
 #: they save: of plain images with 3x3 taps, whose direct kernels are the fastest; of taps along one
@@ -61,8 +62,9 @@ def winograd_square(
     else:
         few = _OF_VOLUMES[not of_weight] if isinstance(conv, Conv3d) else _OF_OTHERS
     batch = images.batch if isinstance(images.batch, int) else _EXPECTED_IMAGES
-    tall, wide = tiles_of(images, square)
-    cells = prod(transform.side for transform in transforms_of(images, square))
+    squares = Squares.of(images, square)
+    cells, wide = squares.cells, squares.wide
+    tall = squares.tall * squares.height.phases
     products = tall * wide * cells
     rows = batch * depth.number * tall
     is_worth = (
