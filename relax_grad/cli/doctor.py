@@ -17,8 +17,8 @@ Reports the installed versions and their conflicts, the vector extensions of the
 number of threads, and checks some gradients and a compiled training step. Include the output in bug
 reports.
 
-With --plan, it prints only the plan of a matrix product: the way to compute it, its tiles, tasks
-and copies.
+With --plan, it prints only the plan of a matrix product or a convolution: the way to compute it,
+its tiles, tasks and copies.
 
 A line that begins with "!" names a problem, and a line that begins with "*" a setting that wastes
 cores or vector extensions; the line after it names the remedy."""
@@ -50,7 +50,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--plan",
         metavar="PRODUCT",
         help="print only how kernels for the target compute a matrix product in float32, given as "
-        "ROWSxCOLUMNSxSTEPS: 128x768x3072, or 128x768x3072:NT with the second factor transposed",
+        "ROWSxCOLUMNSxSTEPS: 128x768x3072, or 128x768x3072:NT with the second factor transposed; "
+        "or a convolution, given by the shapes of data and weight: "
+        "conv:8x64x56x56,64x64x3x3,stride=1,padding=1,dilation=1,of=weight",
     )
     _arguments.add_json(parser)
     _arguments.add_verbose(parser)
@@ -104,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_plan(args: argparse.Namespace, target: tvm.target.Target) -> int:
+    from ..cpu.kernel.language.plans import text_of
     from . import _plan
 
     try:
@@ -113,7 +116,5 @@ def _print_plan(args: argparse.Namespace, target: tvm.target.Target) -> int:
     if args.json:
         print_json({"versions": version_table(), "plan": lines})
         return 0
-    width = max(map(len, lines)) + 2
-    for name, text in lines.items():
-        print(f"{name + ':':<{width}}{text}")
+    print(text_of(lines))
     return 0

@@ -146,6 +146,28 @@ def test_the_plan_of_a_product(capsys):
     assert report["plan"]["way"] == "B is read in place"
 
 
+def test_the_plan_of_a_convolution(capsys):
+    target = ("--target", '{"kind": "llvm", "mcpu": "znver5", "num-cores": 2}')
+
+    def lines_of(text: str) -> dict[str, str]:
+        code, out = run(capsys, "--plan", text, *target)
+        assert code == 0
+        return dict(re.split(": +", line, maxsplit=1) for line in out.splitlines())
+
+    images = lines_of("conv:8x24x14x14,24x24x3x3,padding=1")
+    assert images["convolution"] == "8 x 24 x 14 x 14, 24 x 24 x 3 x 3"
+    assert images["kernel"] == "direct, channels as lanes"
+    assert images["block"] == "14 rows of 2 images"
+    # One axis has rows of one line, and volumes of one slice are images.
+    assert lines_of("conv:8x24x99,24x24x3")["convolution"] == "8 x 24 x 1 x 99, 24 x 24 x 1 x 3"
+    assert lines_of("conv:8x24x1x14x14,24x24x1x3x3,padding=0x1x1")["block"] == images["block"]
+    depthwise = lines_of("conv:8x24x14x14,24x1x3x3,stride=2x1,padding=1,of=data")
+    assert depthwise["kernel"].startswith("each channel by itself")
+    assert depthwise["computes"] == "data gradient"
+    weight = lines_of("conv:8x24x14x14,24x24x3x3,dilation=2,of=weight")
+    assert weight["computes"] == "weight gradient"
+
+
 @pytest.mark.parametrize(
     ("product", "message"),
     [
@@ -156,6 +178,18 @@ def test_the_plan_of_a_product(capsys):
         ("", "must be ROWSxCOLUMNSxSTEPS"),
         ("128x0x3072", "at least 1"),
         ("99999x99999x1", "at most 2147483647 elements"),
+        ("conv:8x64x56x56", "must be conv:DATA,WEIGHT"),
+        ("conv:8x64x56x56,64x64x3", "must be conv:DATA,WEIGHT"),
+        ("conv:8x64x56x56,64x64x3x3,strides=2", "must be conv:DATA,WEIGHT"),
+        ("conv:8x64x56x56,64x64x3x3,of=bias", "must be conv:DATA,WEIGHT"),
+        ("conv:8x64x56x56,64x64x3x3,2", "must be conv:DATA,WEIGHT"),
+        ("conv:8x0x56x56,64x64x3x3", "at least 1"),
+        ("conv:8x64x56x56,64x64x3x3,stride=0", "must be one number or 2, such as 1x1"),
+        ("conv:8x64x56x56,64x64x3x3,padding=1x1x1", "must be one number or 2, such as 1x1"),
+        ("conv:8x64x56x56,64x48x3x3", "which must divide 64 channels"),
+        ("conv:8x64x2x56,64x64x3x3", "larger than the data with its padding"),
+        ("conv:64x64x999x999,64x64x3x3", "at most 2147483647 elements"),
+        ("conv:8x64x99x99,64x64x3x3,stride=33,of=data", "no kernel computes"),
     ],
 )
 def test_a_malformed_product(capsys, product, message):
