@@ -204,6 +204,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         _in("cpu/kernel/conv", "pairs"),
     ),
     "cpu.kernel.conv.*": _in("cpu/kernel/conv", "direct", "conv3d"),
+    "cpu.kernel.recurrent.*": _in("cpu/kernel/recurrent", "recurrence"),
     "cpu.kernel.reduction.norm_backward": _in("cpu/kernel/reduction", "norm"),
     "cpu.kernel.reduction.pool_windows": _in("cpu/kernel/reduction", "pool"),
     "cpu.passes": ("cpu/passes/test_public_passes.py",),

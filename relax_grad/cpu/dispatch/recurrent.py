@@ -7,13 +7,8 @@ from functools import partial
 
 from tvm import relax
 
-from ..kernel.recurrent.recurrence import (
-    PARTS,
-    Layer,
-    previous_steps,
-    recurrence,
-    recurrent_backward,
-)
+from ..kernel.recurrent.layer import PARTS, Layer
+from ..kernel.recurrent.recurrence import previous_steps, recurrence, recurrent_backward
 from .registry import CallSite, Kernel, all_known, decompose, kernel_for
 
 #: The most units of a layer: int32 counts the elements of the copies of its weight.

@@ -26,7 +26,8 @@ from recurrent_layers import LAYERS, backward
 
 from relax_grad.cpu.kernel.language.halves import stored_as
 from relax_grad.cpu.kernel.recurrent._parts import Tasks, tile
-from relax_grad.cpu.kernel.recurrent.recurrence import Layer, recurrence, recurrent_backward
+from relax_grad.cpu.kernel.recurrent.layer import Layer
+from relax_grad.cpu.kernel.recurrent.recurrence import recurrence, recurrent_backward
 from relax_grad.cpu.target import CPU
 
 #: Steps, batch and size. The sums of the last ones have several stretches.
