@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tvm import te, tirx
 
 from ..ir.dtypes import accumulation_dtype
-from ..ir.layout import Index, Layout
-from .util import Shape, cast, is_empty, is_one, is_static, spread, zeros
-
-#: The spatial axes in the order in which sizes, strides, padding and dilation are given.
-_SPATIAL = "DHW"
+from ..ir.layout import Layout
+from ._pool_windows import PoolWindows, spatial_axes
+from .util import Shape, cast, is_empty, is_one, is_static, zeros
 
 
 def max_pool(
@@ -56,7 +53,7 @@ def max_pool(
         A tensor of the dtype of ``data``; negative infinity for a window that holds only padding.
     """
     order = Layout.together(layout, layout)[0]
-    windows = _Windows.of(order, pool_size, strides, padding, dilation)
+    windows = PoolWindows.of(order, pool_size, strides, padding, dilation)
     extents, dtype = order.extents(data.shape), accumulation_dtype(data.dtype)
 
     def largest(*index: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -105,7 +102,7 @@ def max_pool_backward(
         (:func:`_winner`); a window that holds only padding passes it to none.
     """
     data_layout, window_layout = Layout.together(layout, out_layout)
-    windows = _Windows.of(data_layout, pool_size, strides, padding, dilation)
+    windows = PoolWindows.of(data_layout, pool_size, strides, padding, dilation)
     winner = _winner(windows, data, output_grad.shape, data_layout, window_layout)
     dtype = accumulation_dtype(output_grad.dtype)
     winners = windows.spread(winner, data.shape, data_layout, window_layout, "int64", -1)
@@ -152,7 +149,7 @@ def max_pool_jvp(
         element that gets a window's gradient in :func:`max_pool_backward`; 0 if there is none.
     """
     data_layout, window_layout = Layout.together(layout, out_layout)
-    windows = _Windows.of(data_layout, pool_size, strides, padding, dilation)
+    windows = PoolWindows.of(data_layout, pool_size, strides, padding, dilation)
     winner = _winner(windows, data, out_shape, data_layout, window_layout)
 
     def tangent(*index: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -199,7 +196,7 @@ def avg_pool_backward(
         A tensor of shape ``data_shape`` and dtype ``out_dtype``.
     """
     data_layout, window_layout = Layout.together(layout, out_layout)
-    windows = _Windows.of(data_layout, pool_size, strides, padding, dilation)
+    windows = PoolWindows.of(data_layout, pool_size, strides, padding, dilation)
     extents = data_layout.extents(data_shape)
     dtype = accumulation_dtype(output_grad.dtype, out_dtype)
 
@@ -255,7 +252,7 @@ def adaptive_avg_pool_backward(
     if is_empty(data_shape) or is_empty(output_grad.shape):
         return zeros(data_shape, out_dtype)
     data_layout, window_layout = Layout.together(layout, out_layout)
-    names = _spatial(data_layout)
+    names = spatial_axes(data_layout)
     extents = [data_shape[axis] for axis in data_layout.positions(names)]
     outputs = [output_grad.shape[axis] for axis in window_layout.positions(names)]
     dtype = accumulation_dtype(output_grad.dtype, out_dtype)
@@ -312,142 +309,8 @@ def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr
     return tirx.floordiv(output - 1, tirx.max(extent, 1)) + 2
 
 
-def _spatial(layout: Layout) -> str:
-    """Return the spatial axes of a layout in the order of the attributes."""
-    return "".join(name for name in _SPATIAL if name in layout.names)
-
-
-@dataclass(frozen=True)
-class _Windows:
-    """The geometry of the windows of a pooling; every sequence has one item for each spatial
-    axis."""
-
-    names: str
-    sizes: Sequence[int]
-    strides: Sequence[int]
-    before: Sequence[int]
-    after: Sequence[int]
-    dilation: Sequence[int]
-
-    @classmethod
-    def of(
-        cls,
-        layout: Layout,
-        pool_size: Sequence[int],
-        strides: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-    ) -> _Windows:
-        names = _spatial(layout)
-        # block_builder.call_te converts integers to expressions.
-        sizes, strides, padding, dilation = (
-            [int(value) for value in values] for values in (pool_size, strides, padding, dilation)
-        )
-        before, after = padding[: len(names)], padding[len(names) :]
-        return cls(names, sizes, strides, before=before, after=after, dilation=dilation)
-
-    def taps(self) -> list[tirx.IterVar]:
-        """Return one reduction axis for each spatial axis, over the taps of a window."""
-        return [
-            te.reduce_axis((0, size), f"k{name.lower()}")
-            for name, size in zip(self.names, self.sizes, strict=True)
-        ]
-
-    def flat(self, taps: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
-        """Return a tap's position in its window, row by row."""
-        position = taps[0]
-        for size, tap in zip(self.sizes[1:], taps[1:], strict=True):
-            position = position * size + tap
-        return position
-
-    def unflat(self, position: tirx.PrimExpr) -> list[tirx.PrimExpr]:
-        """Return the tap at a position of its window."""
-        taps: list[tirx.PrimExpr] = []
-        for size in reversed(self.sizes):
-            taps.insert(0, tirx.floormod(position, size))
-            position = tirx.floordiv(position, size)
-        return taps
-
-    def element(self, window: Index, taps: Sequence[tirx.PrimExpr]) -> dict:
-        """Return the element of the data, or of its padding, at a tap of a window."""
-        at = dict(window)
-        for name, stride, before, step, tap in zip(
-            self.names, self.strides, self.before, self.dilation, taps, strict=True
-        ):
-            at[name] = window[name] * stride + tap * step - before
-        return at
-
-    def inside(self, element: Index, extents: Index, filled_up: Sequence[str]) -> tirx.PrimExpr:
-        """Tell whether an element lies in the data, and not in its padding or in the filling of a
-        packed layout."""
-        bounds = [
-            bound
-            for name in self.names
-            for bound in (element[name] >= 0, element[name] < extents[name])
-        ]
-        return tirx.all(*bounds, *(element[name] < extents[name] for name in filled_up))
-
-    def spread(
-        self,
-        tensor: te.Tensor,
-        data_shape: Shape,
-        layout: Layout,
-        out_layout: Layout,
-        dtype: str,
-        fill: int = 0,
-    ) -> te.Tensor:
-        """Copy a tensor of one element per window, in ``out_layout``, to the positions of
-        :meth:`spread_index`.
-
-        Window ``o`` goes to ``o * s + (K - 1) * d - p``, and ``fill`` to positions without a
-        window.
-        """
-        extents = [data_shape[axis] for axis in layout.positions(self.names)]
-        reach = [(size - 1) * step for size, step in zip(self.sizes, self.dilation, strict=True)]
-        return spread(
-            tensor,
-            out_layout.positions(self.names),
-            extents=[extent + r for extent, r in zip(extents, reach, strict=True)],
-            origins=[r - before for r, before in zip(reach, self.before, strict=True)],
-            steps=self.strides,
-            dtype=dtype,
-            fill=fill,
-        )
-
-    def spread_index(self, element: Index, taps: Sequence[tirx.PrimExpr]) -> dict:
-        """Return the position in a spread tensor of the window that has the element as the given
-        tap.
-
-        The taps are counted from the last one, so that no index decreases in a loop variable: TVM's
-        simplification of iteration maps gets the floor of a decreasing index wrong.
-        """
-        at = dict(element)
-        for name, step, tap in zip(self.names, self.dilation, taps, strict=True):
-            at[name] = element[name] + tap * step
-        return at
-
-    def count(self, window: Index, extents: Index, include_pad: bool) -> tirx.PrimExpr:
-        """Return the divisor of average pooling for a window; at least 1."""
-        total = 1
-        for name, size, stride, before, after, step in zip(
-            self.names,
-            self.sizes,
-            self.strides,
-            self.before,
-            self.after,
-            self.dilation,
-            strict=True,
-        ):
-            start = window[name] * stride - before
-            first = 0 if include_pad else tirx.floordiv(tirx.max(-start, 0) + step - 1, step)
-            end = extents[name] + (after if include_pad else 0)
-            last = tirx.min(size - 1, tirx.floordiv(end - 1 - start, step))
-            total *= tirx.max(last - first + 1, 1)
-        return total
-
-
 def _winner(
-    windows: _Windows, data: te.Tensor, out_shape: Shape, layout: Layout, out_layout: Layout
+    windows: PoolWindows, data: te.Tensor, out_shape: Shape, layout: Layout, out_layout: Layout
 ) -> te.Tensor:
     """Return for each window the position in it of its largest element, or -1.
 

@@ -13,6 +13,7 @@ from tvm.script import from_source
 from relax_grad.cpu.codegen import compile as codegen
 from relax_grad.cpu.codegen import lower
 from relax_grad.cpu.codegen.arguments import Parameter, parameters
+from relax_grad.cpu.codegen.compiler import Compiler
 from relax_grad.cpu.codegen.declarations import Declarations
 
 RNG = np.random.default_rng(0)
@@ -39,7 +40,7 @@ def function(signature, name="function"):
 def compiled(*functions):
     """Return a library of functions compiled by relax_grad."""
     target = lower.optimizing(HOST)
-    objects, entries = codegen._Compiler(target, None, Declarations()).compile(functions)
+    objects, entries = Compiler(target, None, Declarations()).compile(functions)
     checked = codegen._checked(functions)
     return codegen.linked(codegen._empty_module(target), objects, entries, checked)
 

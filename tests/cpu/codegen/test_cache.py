@@ -18,8 +18,7 @@ from tvm import relax
 from tvm.relax import op
 
 import relax_grad
-from relax_grad.cpu.codegen import compile as compiler
-from relax_grad.cpu.codegen import lower
+from relax_grad.cpu.codegen import compiler, lower
 from relax_grad.cpu.codegen.cache import current, of_environment
 from relax_grad.cpu.codegen.directory import Directory
 
@@ -151,7 +150,7 @@ def test_two_processes_at_once(tmp_path):
 import os, sys, traceback
 sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
 import test_cache, relax_grad
-from relax_grad.cpu.codegen import compile as compiler
+from relax_grad.cpu.codegen import compiler
 relax_grad.cache({str(tmp_path)!r})
 
 def started(name):

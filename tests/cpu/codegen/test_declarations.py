@@ -22,6 +22,7 @@ from tvm_ffi import structural_equal
 
 import relax_grad
 from relax_grad.cpu.codegen import compile as compiler
+from relax_grad.cpu.codegen import compiler as groups
 from relax_grad.cpu.codegen import declarations
 from relax_grad.cpu.codegen.declarations import Declarations
 from relax_grad.cpu.codegen.objects import UnsupportedObject
@@ -284,7 +285,7 @@ def test_declarations_do_not_stay(way, monkeypatch, tmp_path):
     if way == "external":
         monkeypatch.setattr(compiler, "links_external_modules", lambda: False)
     elif way == "object":
-        monkeypatch.setattr(compiler, "embedded", raises)
+        monkeypatch.setattr(groups, "embedded", raises)
     elif way == "disabled":
         options["disabled_pass"] = ["relax_grad.CompileFunctions"]
     else:

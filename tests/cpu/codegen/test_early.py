@@ -16,8 +16,7 @@ from tvm.relax import op
 
 import relax_grad
 from relax_grad.cpu import stages
-from relax_grad.cpu.codegen import compile as compiler
-from relax_grad.cpu.codegen import early
+from relax_grad.cpu.codegen import compiler, early
 from relax_grad.ir.module import IS_KERNEL
 
 WIDTHS = (8, 24, 40, 56, 72)

@@ -13,7 +13,9 @@ from tvm import te, tirx
 from tvm.relax import op
 
 from relax_grad.cpu.codegen import compile as codegen
+from relax_grad.cpu.codegen import compiler as groups
 from relax_grad.cpu.codegen import generic, lower
+from relax_grad.cpu.codegen.compiler import Compiled, Compiler, unit_of
 from relax_grad.cpu.codegen.declarations import Declarations
 from relax_grad.cpu.codegen.directory import Directory
 from relax_grad.cpu.codegen.entries import linked
@@ -46,7 +48,7 @@ def classes(*functions):
 
 def compiled(*functions, directory=None):
     """Return a library of functions, and the number of functions in its object files."""
-    compiler = codegen._Compiler(TARGET, directory, Declarations())
+    compiler = Compiler(TARGET, directory, Declarations())
     objects, entries = compiler.compile(functions)
     template = codegen._empty_module(TARGET)
     library = linked(template, objects, entries, codegen._checked(functions))
@@ -145,7 +147,7 @@ def test_numbers_are_kept_in_a_directory(tmp_path):
 )
 def test_other_contents_of_a_directory_are_refused(stored):
     with pytest.raises(UnsupportedObject):
-        codegen._unit(codegen._Compiled.read(stored + b"\n"), {"f": "f"}, {"f": "label"})
+        unit_of(Compiled.read(stored + b"\n"), {"f": "f"}, {"f": "label"})
 
 
 def test_a_training_step_has_the_bits_of_functions_compiled_apart(monkeypatch):
@@ -178,13 +180,13 @@ def test_a_training_step_has_the_bits_of_functions_compiled_apart(monkeypatch):
         found.append((len(functions), len(shared(functions))))
         return shared(functions)
 
-    monkeypatch.setattr(codegen, "shared", counted)
+    monkeypatch.setattr(groups, "shared", counted)
     actual = trained()
     assert sum(after for _, after in found) <= sum(before for before, _ in found) - 3
 
     def apart(functions):
         return [code for name, own in functions.items() for code in shared({name: own})]
 
-    monkeypatch.setattr(codegen, "shared", apart)
+    monkeypatch.setattr(groups, "shared", apart)
     for name, value in trained().items():
         np.testing.assert_array_equal(actual[name], value)
