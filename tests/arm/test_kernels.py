@@ -40,7 +40,7 @@ FOLDER = Path(relax_grad.cpu.kernel.__file__).parent
 MODULES = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/*.py")} - {
     *(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/__init__.py")),
     *("conv/_amx_lines.py", "conv/_pairs.py", "conv/_tiles_plan.py", "conv/tiles.py"),
-    *("conv/weight_tiles.py", "language/plans.py"),
+    *("conv/weight_tiles.py", "attention/_pair_copies.py", "language/plans.py"),
     *("language/_amx_code.py", "matmul/_amx_products.py", "matmul/tiled.py", "matmul/_turned.py"),
     "language/turned.py",  # squares of 8 and of 16
 }

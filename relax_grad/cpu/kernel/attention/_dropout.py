@@ -63,7 +63,7 @@ class Dropout:
 
     def scratch(self) -> tirx.Buffer:
         """Return a buffer for the factors of a row of a block."""
-        return b.scratch(self.blocks.columns + 2 * _PER_ROW)
+        return b.scratch(self.blocks.plan.columns + 2 * _PER_ROW)
 
     def fill(
         self,
@@ -83,7 +83,7 @@ class Dropout:
         first = bind(self._row(head, query) * _wide(as_expr(self.of.keys)) + _wide(span.start))
         group = bind(tirx.shift_right(first, _number(6)))
         start = bind(tirx.Cast("int32", tirx.bitwise_and(first, _number(_PER_ROW - 1))))
-        number = ceil_div(start + panels * self.blocks.width, _PER_ROW)
+        number = ceil_div(start + panels * self.blocks.plan.width, _PER_ROW)
         integers, floats = Vectors(LANES, "uint64"), Vectors(LANES)
         seed, stream = (
             bind(Broadcast(tirx.Cast("uint64", buffer[0]), LANES))

@@ -12,7 +12,7 @@ from ..language import builder as b
 from ..language.builder import bind, ceil_div
 from ..language.halves import Half
 from ..language.stealing import shared
-from ._blocks import Blocks
+from ._plan import attention_plan
 from ._sizes import Attention, Head
 
 #: The elements of a page of memory, of a line of the caches, and of a tensor that is too large for
@@ -25,7 +25,7 @@ class Heads:
     all threads."""
 
     def __init__(self, of: Attention, cpu: CPU):
-        self.of, self.blocks, self._threads = of, Blocks(of, cpu), cpu.cores
+        self.of, self.plan, self._threads = of, attention_plan(of, cpu), cpu.cores
         heads = of.batch * of.key_heads
         self.number = heads
         # A thread gets whole heads only if all get about as many.
@@ -66,7 +66,7 @@ class Heads:
         ``block(head, packed, first query)`` for its queries. The tensors, with their names, are
         prefetched."""
         of = self.of
-        number = ceil_div(of.queries, self.blocks.rows)
+        number = ceil_div(of.queries, self.plan.rows)
         with self.loop() as i:
             self.prefetch(i, tensors)
             batch, key_head = bind(i // of.key_heads), bind(i % of.key_heads)
@@ -75,5 +75,5 @@ class Heads:
             inner = shared(tasks, self._threads) if self.is_few else b.serial(0, tasks)
             with inner as task:
                 own = bind(key_head * of.group + task // number)
-                first = bind(task % number * self.blocks.rows)
+                first = bind(task % number * self.plan.rows)
                 block(Head(of, batch, key_head, own), packed, first)

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from tvm import tirx
 
 from ..language.builder import bind, ceil_div, const
 from ..language.extents import Extent
-from ._sizes import Attention
-
-
-class Sizes(Protocol):
-    """The sizes of blocks: see :class:`._blocks.Blocks`."""
-
-    of: Attention
-    columns: int
-    tile_rows: int
-    width: int
+from ._plan import AttentionPlan
 
 
 class Span:
@@ -32,17 +21,17 @@ class Span:
     """
 
     def __init__(
-        self, blocks: Sizes, first: tirx.PrimExpr, rows: tirx.PrimExpr, start: tirx.PrimExpr
+        self, plan: AttentionPlan, first: tirx.PrimExpr, rows: tirx.PrimExpr, start: tirx.PrimExpr
     ):
-        self._of, self._blocks, self._first, self._rows = blocks.of, blocks, first, rows
+        self._of, self._plan, self._first, self._rows = plan.of, plan, first, rows
         self.start = start
         end = self._of.end_of(first + rows - 1)
         # The last queries of all may end before the first key.
-        self.size = bind(tirx.max(const(0), tirx.min(const(blocks.columns), end - start)))
+        self.size = bind(tirx.max(const(0), tirx.min(const(plan.columns), end - start)))
 
     def is_whole(self, rows: tirx.PrimExpr) -> tirx.PrimExpr:
         """Tell whether every query attends to as many keys as a block has."""
-        whole = self._of.end_of(self._first) >= self.start + self._blocks.columns
+        whole = self._of.end_of(self._first) >= self.start + self._plan.columns
         if self._of.window_size is None:
             return whole
         return tirx.all(whole, self._of.start_of(self._first + rows - 1) <= self.start)
@@ -61,7 +50,7 @@ class Span:
         """Return the number of keys, from the first one, that the tile with a row attends to."""
         if self._of.causal_mask is None:
             return self.size
-        height = self._blocks.tile_rows
+        height = self._plan.tile_rows
         last = tirx.min(row // height * height + (height - 1), self._rows - 1)
         end = self._of.end_of(self._first + last) - self.start
         return bind(tirx.max(const(0), tirx.min(self.size, end)))
@@ -70,14 +59,14 @@ class Span:
         """Return the number of keys in the panels of :meth:`panels_of`, without padding."""
         of = self._of
         if not is_masked:
-            return self._blocks.columns
+            return self._plan.columns
         if of.causal_mask is None and of.has_few_keys:
             return of.keys
-        return bind(tirx.min(self.size, self.panels_of(row) * self._blocks.width))
+        return bind(tirx.min(self.size, self.panels_of(row) * self._plan.width))
 
     def panels_of(self, row: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the number of panels of :meth:`depth_of`."""
-        return bind(ceil_div(self.depth_of(row), self._blocks.width))
+        return bind(ceil_div(self.depth_of(row), self._plan.width))
 
     def first_row(self, key: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the first row whose query attends to a key, counted from the first one; all rows
@@ -91,6 +80,6 @@ class Span:
         """Return the first strip of rows that attends to a panel of keys."""
         if self._of.causal_mask is None:
             return const(0)
-        key = self.start + panel * self._blocks.width
+        key = self.start + panel * self._plan.width
         row = key - self._of.offset - self._first
-        return bind(tirx.max(const(0), row) // self._blocks.tile_rows)
+        return bind(tirx.max(const(0), row) // self._plan.tile_rows)

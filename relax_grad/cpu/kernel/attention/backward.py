@@ -132,7 +132,7 @@ class _Backward:
         # the result and its gradient.
         self.sums_weights = self.has_weights and of.keys <= of.value_features
         # The first block of queries is the only one, and needs no zeros to add to.
-        self.adds = not (self.blocks.has_one_block_of_queries and of.group == 1)
+        self.adds = not (self.blocks.plan.has_one_block_of_queries and of.group == 1)
         self.parts = 1
 
     def emit(self) -> None:
@@ -163,8 +163,8 @@ class _Backward:
         of, cores = self.of, self.cpu.cores
         if not (heads.is_few and isinstance(of.queries, int) and isinstance(of.keys, int)):
             return 1
-        number = ceil_div(of.queries, self.blocks.rows) * of.group
-        size = of.keys * sum(map(self.blocks.padded, (of.features, of.value_features)))
+        number = ceil_div(of.queries, self.blocks.plan.rows) * of.group
+        size = of.keys * sum(map(self.blocks.plan.padded, (of.features, of.value_features)))
         return cores if number >= cores and size * cores <= _MOST_COPIED else 1
 
     def _head(
@@ -178,9 +178,9 @@ class _Backward:
         packed = (
             None
             if self.has_weights
-            else blocks.pack_panels(keys, of.keys, of.features, loop, of.scale),
-            blocks.pack_panels(values, of.keys, of.value_features, loop),
-            blocks.rows_of(keys, of.keys, of.features, loop),
+            else blocks.copies.pack_panels(keys, of.keys, of.features, loop, of.scale),
+            blocks.copies.pack_panels(values, of.keys, of.value_features, loop),
+            blocks.copies.rows_of(keys, of.keys, of.features, loop),
         )
         _, key_grad, value_grad = self.results
         targets = [
@@ -198,7 +198,7 @@ class _Backward:
                 sizes = self.parts, of.keys * pitch
                 add_parts(self.vectors, buffer, buffer, sizes, self.cpu.cores)
             if total is not target:
-                blocks.unpack_rows(total, target, of.keys, features, loop)
+                blocks.copies.unpack_rows(total, target, of.keys, features, loop)
 
     def _queries(
         self,
@@ -216,20 +216,20 @@ class _Backward:
         """
         of, blocks = self.of, self.blocks
         source = self.query, bind(head.start("query")), head.step("query")
-        query = blocks.factors_of(source, of.queries, of.features, loop)
+        query = blocks.copies.factors_of(source, of.queries, of.features, loop)
         source = self.output_grad, bind(head.start("output_grad")), head.step("output_grad")
-        grad = blocks.factors_of(source, of.queries, of.value_features, loop)
-        blocks_of_queries = ceil_div(of.queries, blocks.rows)
+        grad = blocks.copies.factors_of(source, of.queries, of.value_features, loop)
+        blocks_of_queries = ceil_div(of.queries, blocks.plan.rows)
         if not self.is_given:
             forward = Forward(of, blocks, self.query, self.bias, None, self.sums)
             with loop(0, blocks_of_queries) as i:
-                forward.block(head, (packed[0], None), bind(i * blocks.rows))
+                forward.block(head, (packed[0], None), bind(i * blocks.plan.rows))
         inner = None if self.sums_weights else self._inner_products(head, loop)
         target = self.results[0], bind(head.start("query_grad")), head.step("query_grad")
         query_grad = target
         if not of.has_few_keys:
-            size = of.queries * blocks.padded(of.features)
-            query_grad = b.scratch(size), const(0), blocks.padded(of.features)
+            size = of.queries * blocks.plan.padded(of.features)
+            query_grad = b.scratch(size), const(0), blocks.plan.padded(of.features)
             b.clear(query_grad[0], const(0), size)
         pair = _Pair(self, head, packed, (query, grad, inner), (query_grad, *totals))
 
@@ -239,9 +239,9 @@ class _Backward:
             pair: _Pair = pair,
             part: tirx.PrimExpr | None = None,
         ) -> None:
-            with loop(0, ceil_div(of.keys, blocks.columns)) as j:
+            with loop(0, ceil_div(of.keys, blocks.plan.columns)) as j:
                 blocks.each_query_block(
-                    bind(j * blocks.columns),
+                    bind(j * blocks.plan.columns),
                     lambda first, rows, span: pair.emit(first, rows, span, True, with_queries),
                     part,
                     self.parts,
@@ -249,8 +249,8 @@ class _Backward:
 
         def of_queries() -> None:
             with loop(0, blocks_of_queries) as i:
-                first = bind(i * blocks.rows)
-                rows = bind(tirx.min(const(blocks.rows), of.queries - first))
+                first = bind(i * blocks.plan.rows)
+                rows = bind(tirx.min(const(blocks.plan.rows), of.queries - first))
                 blocks.each_key_block(
                     first, rows, lambda span: pair.emit(first, rows, span, False, True)
                 )
@@ -270,7 +270,7 @@ class _Backward:
         else:
             of_keys(True, b.serial)
         if query_grad is not target:
-            blocks.unpack_rows(query_grad, target, of.queries, of.features, loop)
+            blocks.copies.unpack_rows(query_grad, target, of.queries, of.features, loop)
 
     def _inner_products(self, head: Head, loop: Callable) -> tirx.Buffer:
         """Return the sums over the features of the products of the result and its gradient."""
@@ -299,14 +299,14 @@ class _Backward:
     def _zeros(self, target: tuple, features: int, loop: Callable) -> tuple:
         """Return rows of keys of whole vectors, with zeros if others are added: rows of a
         result, or others. Of several parts, the rows of the first part come first."""
-        of, pitch = self.of, self.blocks.padded(features)
+        of, pitch = self.of, self.blocks.plan.padded(features)
         if self.parts > 1:
             size = of.keys * pitch
             buffer = b.scratch(self.parts * size)
             with loop(0, self.parts) as part:
                 b.clear(buffer, bind(part * size), size)
             return buffer, const(0), pitch
-        if not self.blocks.has_whole_vectors(target, of.keys, features):
+        if not self.blocks.copies.has_whole_vectors(target, of.keys, features):
             target = b.scratch(of.keys * pitch), const(0), pitch
         if not self.adds:
             return target
@@ -346,10 +346,10 @@ class _Pair:
             for buffer, start, step in (self._query[0], self._grad[0], self._query_grad)
         )
         query_rows, grad_rows = (
-            (buffer, bind(start + first // blocks.step * step), step)
+            (buffer, bind(start + first // blocks.plan.step * step), step)
             for buffer, start, step in (self._query[1], self._grad[1])
         )
-        weights, grads = (b.scratch(blocks.rows * blocks.pitch) for _ in range(2))
+        weights, grads = (b.scratch(blocks.plan.rows * blocks.plan.pitch) for _ in range(2))
         factors = self._dropout.scratch() if self._dropout else None
         if not self._has_weights:
             blocks.scores(query, self._keys, features, weights, rows, span)
@@ -391,10 +391,10 @@ class _Pair:
         """Emit the weights of a row of scores, and the gradients of the scores."""
         blocks = self._blocks
         vectors, lanes = blocks.vectors, blocks.vectors.lanes
-        base, place = bind(row * blocks.pitch), bind(self._head.row_start(first + row))
+        base, place = bind(row * blocks.plan.pitch), bind(self._head.row_start(first + row))
         inner = None if self._inner is None else bind(vectors.splat(self._inner[first + row]))
         scale = vectors.splat(self._of.scale)
-        panels = span.panels_of(row) if is_masked else const(blocks.panels)
+        panels = span.panels_of(row) if is_masked else const(blocks.plan.panels)
         if self._dropout is not None:
             query = bind(first + row)
             start = self._dropout.fill(factors, self._head, query, span, panels)
@@ -431,15 +431,15 @@ class _Pair:
             largest, logarithm = (bind(vectors.splat(self._sums[place * 2 + i])) for i in range(2))
             low, high = span.limits(row) if is_masked else (None, None)
             with b.serial(0, panels) as j:
-                for v in range(blocks.tile_vectors):
-                    column = bind(j * blocks.width + v * lanes)
+                for v in range(blocks.plan.tile_vectors):
+                    column = bind(j * blocks.plan.width + v * lanes)
                     score = vectors.load(weights, base + column)
                     if is_masked:
                         score = blocks.only_between(score, column, low, high)
                     finish(column, math.exp_or_0(bind(score - largest - logarithm)))
         if is_masked:
-            with b.serial(panels, bind(ceil_div(span.size, blocks.width))) as j:
-                for v in range(blocks.tile_vectors):
-                    at = bind(base + j * blocks.width + v * lanes)
+            with b.serial(panels, bind(ceil_div(span.size, blocks.plan.width))) as j:
+                for v in range(blocks.plan.tile_vectors):
+                    at = bind(base + j * blocks.plan.width + v * lanes)
                     for buffer in (weights, grads):
                         vectors.store(buffer, at, vectors.splat(0))

@@ -17,7 +17,8 @@ from ..language import builder as b
 from ..language import functions as math
 from ..language.builder import Accumulators, Extent, bind, const
 from ..language.halves import Tensor
-from ._blocks import LOWEST, Blocks, Panels
+from ._blocks import LOWEST, Blocks
+from ._copies import Panels
 from ._dropout import Dropout, with_generator
 from ._heads import Heads
 from ._pairs import blocks_for
@@ -129,28 +130,28 @@ class Forward:
         keys = head.rows("key", key)
         values = value, head.start("value"), head.step("value")
         return (
-            blocks.pack_panels(keys, of.keys, of.features, loop, of.scale),
-            blocks.rows_of(values, of.keys, of.value_features, loop),
+            blocks.copies.pack_panels(keys, of.keys, of.features, loop, of.scale),
+            blocks.copies.rows_of(values, of.keys, of.value_features, loop),
         )
 
     def block(self, head: Head, packed: tuple, first: tirx.PrimExpr) -> None:
         """Emit the attention of a block of queries from the first one on."""
         of, blocks, vectors = self.of, self.blocks, self.vectors
         keys, values = packed
-        rows = bind(tirx.min(const(blocks.rows), of.queries - first))
+        rows = bind(tirx.min(const(blocks.plan.rows), of.queries - first))
         source = self.query, bind(head.start("query", first)), head.step("query")
-        query = blocks.queries_of(source, rows, of.features)
-        scores = b.scratch(blocks.rows * blocks.pitch)
+        query = blocks.copies.queries_of(source, rows, of.features)
+        scores = b.scratch(blocks.plan.rows * blocks.plan.pitch)
         factors = self.dropout.scratch() if self.dropout else None
         if of.has_few_keys and self.result is not None:
             self._of_few_keys(head, packed, first, rows, query, scores, factors)
             return
         total = None
         if self.result is not None:
-            pitch = blocks.padded(of.value_features)
-            total = b.scratch(blocks.rows * pitch)
+            pitch = blocks.plan.padded(of.value_features)
+            total = b.scratch(blocks.plan.rows * pitch)
             b.clear(total, const(0), rows * pitch)
-        largest, sums = b.scratch(blocks.rows), b.scratch(blocks.rows * vectors.lanes)
+        largest, sums = b.scratch(blocks.plan.rows), b.scratch(blocks.plan.rows * vectors.lanes)
         with b.serial(0, rows) as row:
             b.store(largest, row, tirx.const(LOWEST, "float32"))
             vectors.store(sums, row * vectors.lanes, vectors.splat(0))
@@ -166,7 +167,7 @@ class Forward:
 
             b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
             if total is not None:
-                target = total, const(0), blocks.padded(of.value_features)
+                target = total, const(0), blocks.plan.padded(of.value_features)
                 factor = blocks.weights_of(scores, rows, span)
                 blocks.accumulate(target, values, of.value_features, factor, rows, span)
 
@@ -187,8 +188,8 @@ class Forward:
         """Emit the attention of a block of queries where one block has all keys."""
         of, blocks = self.of, self.blocks
         keys, values = packed
-        span = Span(blocks, first, rows, const(0))
-        shares = b.scratch(blocks.rows)
+        span = Span(blocks.plan, first, rows, const(0))
+        shares = b.scratch(blocks.plan.rows)
         self._scores(head, query, keys, scores, rows, span)
 
         def weights(is_masked: bool) -> None:
@@ -234,13 +235,13 @@ class Forward:
         largest one, 1, is exact.
         """
         vectors, blocks = self.vectors, self.blocks
-        base = bind(row * blocks.pitch)
-        panels = span.panels_of(row) if is_masked else const(blocks.panels)
+        base = bind(row * blocks.plan.pitch)
+        panels = span.panels_of(row) if is_masked else const(blocks.plan.panels)
         top = self._top(row, scores, span, panels, is_masked)
         shift = bind(vectors.splat(tirx.max(tirx.const(LOWEST, "float32"), top)))
         parts = self._exponentials(base, scores, panels, shift)
         total = parts[0]
-        for v in range(1, blocks.tile_vectors):
+        for v in range(1, blocks.plan.tile_vectors):
             total = total + parts[v]
         share = self._share(bind(vectors.sum(bind(total))))
         b.store(shares, row, share)
@@ -266,8 +267,8 @@ class Forward:
         """Emit minus infinity for the masked scores of a row, and return the largest
         one."""
         vectors, blocks = self.vectors, self.blocks
-        lanes, wide = vectors.lanes, blocks.tile_vectors
-        base = bind(row * blocks.pitch)
+        lanes, wide = vectors.lanes, blocks.plan.tile_vectors
+        base = bind(row * blocks.plan.pitch)
         tops = Accumulators(vectors, wide)
         for v in range(wide):
             tops[v] = vectors.splat(float("-inf"))
@@ -275,11 +276,11 @@ class Forward:
             low, high = span.limits(row)
         with b.serial(0, panels) as j:
             for v in range(wide):
-                at = bind(base + j * blocks.width + v * lanes)
+                at = bind(base + j * blocks.plan.width + v * lanes)
                 score = vectors.load(scores, at)
                 if is_masked:
                     score = bind(
-                        blocks.only_between(score, j * blocks.width + v * lanes, low, high)
+                        blocks.only_between(score, j * blocks.plan.width + v * lanes, low, high)
                     )
                     vectors.store(scores, at, score)
                 tops[v] = tirx.max(tops[v], score)
@@ -293,13 +294,13 @@ class Forward:
     ) -> Accumulators:
         """Emit the exponentials of scores less a number, and return their sums."""
         vectors, blocks = self.vectors, self.blocks
-        wide = blocks.tile_vectors
+        wide = blocks.plan.tile_vectors
         parts = Accumulators(vectors, wide)
         for v in range(wide):
             parts[v] = vectors.splat(0)
         with b.serial(0, panels) as j:
             for v in range(wide):
-                at = bind(base + j * blocks.width + v * vectors.lanes)
+                at = bind(base + j * blocks.plan.width + v * vectors.lanes)
                 weight = math.exp_or_0(bind(vectors.load(scores, at) - shift))
                 vectors.store(scores, at, weight)
                 parts[v] = parts[v] + weight
@@ -317,9 +318,9 @@ class Forward:
     ) -> None:
         """Emit the weights of a row of scores, and rescale the running sums."""
         vectors, blocks = self.vectors, self.blocks
-        lanes, wide = vectors.lanes, blocks.tile_vectors
-        base = bind(row * blocks.pitch)
-        panels = span.panels_of(row) if is_masked else const(blocks.panels)
+        lanes, wide = vectors.lanes, blocks.plan.tile_vectors
+        base = bind(row * blocks.plan.pitch)
+        panels = span.panels_of(row) if is_masked else const(blocks.plan.panels)
         top = self._top(row, scores, span, panels, is_masked)
         before = bind(largest[row])
         now = bind(tirx.max(before, top))
@@ -334,7 +335,7 @@ class Forward:
         if total is None:
             return
         with b.when(tirx.NE(before, now)):
-            pitch = blocks.padded(self.of.value_features)
+            pitch = blocks.plan.padded(self.of.value_features)
             with b.serial(0, pitch // lanes) as v:
                 at = bind(row * pitch + v * lanes)
                 vectors.store(total, at, vectors.load(total, at) * factor)
@@ -356,10 +357,10 @@ class Forward:
     ) -> None:
         """Emit the dropout of a row of weights, after their sum is known."""
         vectors, blocks = self.vectors, self.blocks
-        panels = span.panels_of(row) if is_masked else const(blocks.panels)
+        panels = span.panels_of(row) if is_masked else const(blocks.plan.panels)
         start = dropout.fill(factors, head, span.query(row), span, panels)
-        base = bind(row * blocks.pitch)
-        with b.serial(0, panels * blocks.tile_vectors) as j:
+        base = bind(row * blocks.plan.pitch)
+        with b.serial(0, panels * blocks.plan.tile_vectors) as j:
             at = bind(j * vectors.lanes)
             factor = vectors.load(factors, start + at)
             vectors.store(scores, base + at, vectors.load(scores, base + at) * factor)
@@ -378,7 +379,7 @@ class Forward:
         total_weight = bind(vectors.sum(bind(vectors.load(sums, row * vectors.lanes))))
         if total is not None:
             splat = bind(vectors.splat(self._share(total_weight)))
-            source = bind(row * self.blocks.padded(of.value_features))
+            source = bind(row * self.blocks.plan.padded(of.value_features))
             target = bind(head.start("result", first + row))
 
             def part(offset: tirx.PrimExpr, number: Extent | None) -> None:
