@@ -62,7 +62,9 @@ class Copies:
         buffer, start, step, *across = source
         panels = b.scratch(ceil_div(extent, width) * (features * width))
         if across:
-            self._pack_columns((buffer, start, *across), extent, features, loop, scale, panels)
+            self._pack_columns(
+                (buffer, start, *across), extent, features, loop=loop, scale=scale, panels=panels
+            )
             return Panels(panels)
         with loop(0, ceil_div(extent, width)) as j, b.serial(0, self.plan.tile_vectors) as v:
             row = bind(j * width + v * lanes)
@@ -72,9 +74,9 @@ class Copies:
                 (buffer, bind(start + tirx.min(row, as_expr(extent) - 1) * step), step),
                 left,
                 features,
-                panels,
-                lambda k: base + k * width,
-                scale,
+                target=panels,
+                place=lambda k: base + k * width,
+                scale=scale,
                 strides=(width,),
             )
         return Panels(panels)

@@ -37,7 +37,9 @@ class CopiesOfPairs(Copies):
         is_whole = isinstance(extent, int) and extent % width == 0
         panels = b.scratch(ceil_div(extent, width) * (depth * width))
         if across:
-            self._pack_columns((buffer, start, *across), extent, features, loop, None, panels)
+            self._pack_columns(
+                (buffer, start, *across), extent, features, loop=loop, scale=None, panels=panels
+            )
             return Panels(panels, scale)
         with loop(0, ceil_div(extent, width)) as j, b.serial(0, self.plan.tile_vectors) as v:
             first = bind(j * width + v * lanes)
@@ -55,7 +57,7 @@ class CopiesOfPairs(Copies):
                 return pairs_along(place, k, features, number, exists)
 
             to = bind(j * (depth * width) + v * lanes)
-            squares(vectors, pairs, row_of, panels, to, width)
+            squares(vectors, pairs, row_of, target=panels, to=to, width=width)
             with b.when(tirx.EQ(v, const(0))):
                 self._clear_rows(panels, j * (depth * width), (pairs, depth), width)
         return Panels(panels, scale)  # the products of bfloat16 would be less accurate with it
@@ -135,7 +137,7 @@ class CopiesOfPairs(Copies):
                     exists = None if features == pitch else first + i < features
                     return pairs_along(place, k, extent, number, exists)
 
-                squares(self.vectors, pairs, neighbours, target, first, pitch)
+                squares(self.vectors, pairs, neighbours, target=target, to=first, width=pitch)
             return target, const(0), pitch
         with loop(0, pairs) as k:
             to = bind(k * pitch)

@@ -111,7 +111,7 @@ class BlocksOfTiles(BlocksOfPairs):
         left, right = ((buffer, at, as_expr(4 * pitch)) for buffer, at, pitch in (a, panel))
         with amx.tiles():
             amx.clear(sums, rows)
-            amx.add(sums, left, right, steps, rows, wide)
+            amx.add(sums, left, right, steps=steps, rows=rows, vectors=wide)
             amx.store(sums, rows)
         lanes = self.vectors.lanes
         with b.serial(0, rows) as i:

@@ -191,7 +191,7 @@ class _Backward:
         totals = [self._zeros(*each, loop) for each in zip(targets, extents, strict=True)]
         with b.serial(0, of.group) as i:
             own = Head(of, batch, key_head, bind(key_head * of.group + i))
-            self._queries(own, i, packed, totals, loop, is_divided)
+            self._queries(own, i, packed, totals=totals, loop=loop, is_divided=is_divided)
         for total, target, features in zip(totals, targets, extents, strict=True):
             if self.parts > 1:  # in parallel, as all threads work on the head
                 buffer, _, pitch = total
@@ -221,7 +221,7 @@ class _Backward:
         grad = blocks.copies.factors_of(source, of.queries, of.value_features, loop)
         blocks_of_queries = ceil_div(of.queries, blocks.plan.rows)
         if not self.is_given:
-            forward = Forward(of, blocks, self.query, self.bias, None, self.sums)
+            forward = Forward(of, blocks, self.query, bias=self.bias, result=None, sums=self.sums)
             with loop(0, blocks_of_queries) as i:
                 forward.block(head, (packed[0], None), bind(i * blocks.plan.rows))
         inner = None if self.sums_weights else self._inner_products(head, loop)
@@ -352,30 +352,50 @@ class _Pair:
         weights, grads = (b.scratch(blocks.plan.rows * blocks.plan.pitch) for _ in range(2))
         factors = self._dropout.scratch() if self._dropout else None
         if not self._has_weights:
-            blocks.scores(query, self._keys, features, weights, rows, span)
+            blocks.scores(query, self._keys, features, scores=weights, rows=rows, span=span)
             if self._bias is not None:
                 blocks.add_bias(self._bias, self._head, weights, rows, span)
-        blocks.scores(grad, self._values, value_features, grads, rows, span)
+        blocks.scores(grad, self._values, value_features, scores=grads, rows=rows, span=span)
 
         def each_row(is_masked: bool) -> None:
             with b.serial(0, rows) as row:
-                self._row(first, row, weights, grads, factors, span, is_masked)
+                self._row(
+                    first,
+                    row,
+                    weights,
+                    grads=grads,
+                    factors=factors,
+                    span=span,
+                    is_masked=is_masked,
+                )
 
         b.either(span.is_whole(rows), lambda: each_row(False), lambda: each_row(True))
         if with_keys:
             adds = self._adds
             factor = blocks.transposed_weights_of(weights, rows, span)
             blocks.accumulate_transposed(
-                self._value_grad, grad_rows, value_features, factor, rows, span, add=adds
+                self._value_grad,
+                grad_rows,
+                value_features,
+                weights=factor,
+                rows=rows,
+                span=span,
+                add=adds,
             )
             factor = blocks.transposed_weights_of(grads, rows, span)
             blocks.accumulate_transposed(
-                self._key_grad, query_rows, features, factor, rows, span, add=adds
+                self._key_grad, query_rows, features, weights=factor, rows=rows, span=span, add=adds
             )
         if with_queries:
             factor = blocks.weights_of(grads, rows, span)
             blocks.accumulate(
-                query_grad, self._key_rows, features, factor, rows, span, add=not of.has_few_keys
+                query_grad,
+                self._key_rows,
+                features,
+                weights=factor,
+                rows=rows,
+                span=span,
+                add=not of.has_few_keys,
             )
 
     def _row(

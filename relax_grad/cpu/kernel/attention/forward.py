@@ -80,7 +80,9 @@ def attention(
         result, *sums = rest
         with blocks_for(of, cpu, query, key, value) as blocks:
             saved = sums[0] if sums else None
-            forward = Forward(of, blocks, query, bias, result, saved, generator)
+            forward = Forward(
+                of, blocks, query, bias=bias, result=result, sums=saved, generator=generator
+            )
             blocks.refuse_large()
             Heads(of, cpu).each(
                 lambda head, loop: forward.packed(head, key, value, loop),
@@ -144,7 +146,9 @@ class Forward:
         scores = b.scratch(blocks.plan.rows * blocks.plan.pitch)
         factors = self.dropout.scratch() if self.dropout else None
         if of.has_few_keys and self.result is not None:
-            self._of_few_keys(head, packed, first, rows, query, scores, factors)
+            self._of_few_keys(
+                head, packed, first, rows=rows, query=query, scores=scores, factors=factors
+            )
             return
         total = None
         if self.result is not None:
@@ -157,23 +161,41 @@ class Forward:
             vectors.store(sums, row * vectors.lanes, vectors.splat(0))
 
         def key_block(span: Span) -> None:
-            self._scores(head, query, keys, scores, rows, span)
+            self._scores(head, query, keys, scores=scores, rows=rows, span=span)
 
             def weights(is_masked: bool) -> None:
                 with b.serial(0, rows) as row:
-                    self._row(row, scores, total, largest, sums, span, is_masked)
+                    self._row(
+                        row,
+                        scores,
+                        total,
+                        largest=largest,
+                        sums=sums,
+                        span=span,
+                        is_masked=is_masked,
+                    )
                     if self.dropout is not None:
-                        self._drop(self.dropout, head, row, scores, factors, span, is_masked)
+                        self._drop(
+                            self.dropout,
+                            head,
+                            row,
+                            scores=scores,
+                            factors=factors,
+                            span=span,
+                            is_masked=is_masked,
+                        )
 
             b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
             if total is not None:
                 target = total, const(0), blocks.plan.padded(of.value_features)
                 factor = blocks.weights_of(scores, rows, span)
-                blocks.accumulate(target, values, of.value_features, factor, rows, span)
+                blocks.accumulate(
+                    target, values, of.value_features, weights=factor, rows=rows, span=span
+                )
 
         blocks.each_key_block(first, rows, key_block)
         with b.serial(0, rows) as row:
-            self._finish(head, first, row, total, largest, sums)
+            self._finish(head, first, row, total=total, largest=largest, sums=sums)
 
     def _of_few_keys(
         self,
@@ -190,19 +212,34 @@ class Forward:
         keys, values = packed
         span = Span(blocks.plan, first, rows, const(0))
         shares = b.scratch(blocks.plan.rows)
-        self._scores(head, query, keys, scores, rows, span)
+        self._scores(head, query, keys, scores=scores, rows=rows, span=span)
 
         def weights(is_masked: bool) -> None:
             with b.serial(0, rows) as row:
-                self._whole_row(head, row, scores, shares, span, is_masked)
+                self._whole_row(head, row, scores, shares=shares, span=span, is_masked=is_masked)
                 if self.dropout is not None:
-                    self._drop(self.dropout, head, row, scores, factors, span, is_masked)
+                    self._drop(
+                        self.dropout,
+                        head,
+                        row,
+                        scores=scores,
+                        factors=factors,
+                        span=span,
+                        is_masked=is_masked,
+                    )
 
         b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
         target = self.result, bind(head.start("result", first)), head.step("result")
         factor = blocks.weights_of(scores, rows, span)
         blocks.accumulate(
-            target, values, of.value_features, factor, rows, span, add=False, shares=shares
+            target,
+            values,
+            of.value_features,
+            weights=factor,
+            rows=rows,
+            span=span,
+            add=False,
+            shares=shares,
         )
 
     def _scores(
@@ -215,7 +252,7 @@ class Forward:
         span: Span,
     ) -> None:
         """Emit the scores of a block, with their bias."""
-        self.blocks.scores(query, keys, self.of.features, scores, rows, span)
+        self.blocks.scores(query, keys, self.of.features, scores=scores, rows=rows, span=span)
         if self.bias is not None:
             self.blocks.add_bias(self.bias, head, scores, rows, span)
 

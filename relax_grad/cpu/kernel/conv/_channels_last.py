@@ -97,10 +97,10 @@ def pack_channels(
                     vectors,
                     width,
                     size * block.distance,
-                    block.buffer,
-                    source,
-                    channels,
-                    (buffer, to, pixel),
+                    source=block.buffer,
+                    start=source,
+                    channels=channels,
+                    target=(buffer, to, pixel),
                 ),
             )
 

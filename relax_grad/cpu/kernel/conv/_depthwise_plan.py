@@ -154,7 +154,7 @@ def depthwise_plan(conv: Conv2d, cpu: CPU, rows: Gather, columns: Gather) -> Dep
     images = max(1, _TASK_ELEMENTS // (rows.target * columns.target))
     most = cpu.tuning.convolutions.depthwise_chunk
     chunks = Chunks.of_bytes(1, rows.units, lambda units: row * rows.span(units), most)
-    return DepthwisePlan(conv, rows, columns, cpu.lanes, images, chunks)
+    return DepthwisePlan(conv, rows, columns, lanes=cpu.lanes, images=images, chunks=chunks)
 
 
 @dataclass(frozen=True)
@@ -242,4 +242,4 @@ def depthwise_weight_plan(conv: Conv2d, cpu: CPU) -> DepthwiseWeightPlan:
         cpu.tuning.convolutions.depthwise_weight_chunk,
     )
     images = max(1, _TASK_ELEMENTS // (height * width))
-    return DepthwiseWeightPlan(conv, cpu.lanes, tile, _COLUMNS, images, chunks)
+    return DepthwiseWeightPlan(conv, cpu.lanes, tile, unroll=_COLUMNS, images=images, chunks=chunks)

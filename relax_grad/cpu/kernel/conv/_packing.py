@@ -162,9 +162,9 @@ class Packer:
                     (weight, at, taps),
                     left,
                     taps,
-                    target,
-                    lambda tap: place(taps - 1 - tap, r),
-                    (const(0) - of_tap,) if is_image else (),
+                    target=target,
+                    place=lambda tap: place(taps - 1 - tap, r),
+                    strides=(const(0) - of_tap,) if is_image else (),
                 )
         else:
             at = bind(base + (channel * self.channels + first) * taps)
@@ -172,9 +172,13 @@ class Packer:
                 (weight, at, self.channels * taps),
                 left,
                 depth * taps,
-                target,
-                lambda i: place(i % taps, i // taps),
-                (self.s.width,) if taps == 1 else (of_tap, taps, self.s.width) if is_image else (),
+                target=target,
+                place=lambda i: place(i % taps, i // taps),
+                strides=(self.s.width,)
+                if taps == 1
+                else (of_tap, taps, self.s.width)
+                if is_image
+                else (),
             )
 
     def _transposed(
@@ -214,7 +218,14 @@ class Packer:
         if not self.s.is_packed:
             line = bind(volume + row * (self.rows.step * self.columns.source))
             start = line + self.rows.offsets[0] * self.columns.source + self.columns.offsets[0]
-            return View(source, start, move, self.channels * channel, self.columns.source, channel)
+            return View(
+                source,
+                start,
+                move,
+                image=self.channels * channel,
+                line=self.columns.source,
+                channel=channel,
+            )
         heights = self.rows.extent(self.s.block_rows)
         line = self.s.source_depth * self.s.pitch
         size = self.s.block_images * heights * line
@@ -233,7 +244,7 @@ class Packer:
         images.each_tap(g.slices, pack)
         first, _ = channels
         start = bind(const(0) - first * self.s.pitch)
-        return View(copy, start, size, heights * line, line, self.s.pitch)
+        return View(copy, start, size, image=heights * line, line=line, channel=self.s.pitch)
 
     def _pack_image(
         self,

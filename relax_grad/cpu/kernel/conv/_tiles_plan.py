@@ -162,13 +162,20 @@ def tiles_plan(gathering: Gathering, cpu: CPU) -> TilesPlan:
     """Return the plan of a computation for which :func:`takes_conv` holds."""
     height = amx.ROWS if gathering.targets > amx.ROWS // 2 else amx.ROWS // 2
     count = gathering.rows.count()
-    own = TilesPlan(gathering, cpu.lanes, cpu.cores, height, count, 1)
+    own = TilesPlan(gathering, cpu.lanes, cpu.cores, height=height, task_rows=count, parts=1)
     line = 4 * amx.STEPS * own.steps * own.slices * own.planes * own.distance
     rows = max(1, cpu.tuning.convolutions.source // line - own.rows.span + 1)
     task_rows = ceil_div(count, ceil_div(count, rows))
     images = gathering.images if isinstance(gathering.images, int) else _EXPECTED_IMAGES
     wanted = ceil_div(4 * cpu.cores, max(1, images * ceil_div(count, task_rows)))
-    return TilesPlan(gathering, cpu.lanes, cpu.cores, height, task_rows, min(own.blocks, wanted))
+    return TilesPlan(
+        gathering,
+        cpu.lanes,
+        cpu.cores,
+        height=height,
+        task_rows=task_rows,
+        parts=min(own.blocks, wanted),
+    )
 
 
 @dataclass(frozen=True)

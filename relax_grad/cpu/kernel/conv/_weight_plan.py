@@ -162,7 +162,7 @@ def weight_plan(conv: Conv2d, cpu: CPU, depth: Windows = ONE) -> WeightPlan:
     blocks = ceil_div(ceil_div(ins, cpu.lanes), tile.vectors), ceil_div(outs, tile.outs)
     # Copying a block of X costs about as much as a tile of a 3x3 kernel.
     parts = grid(blocks, ceil_div(cpu.cores, conv.groups), copy=0.5)
-    return WeightPlan(conv, depth, cpu.lanes, tile, _UNROLL, chunks, parts)
+    return WeightPlan(conv, depth, cpu.lanes, tile=tile, unroll=_UNROLL, chunks=chunks, parts=parts)
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,9 @@ def stem_plan(conv: Conv2d, cpu: CPU) -> StemPlan:
     by_out = min(ceil_div(ceil_div(conv.out_channels, cpu.lanes), vectors), cpu.cores)
     by_row = min(conv.height.kernel, max(1, cpu.cores // by_out))
     tile_taps = ceil_div(taps, ceil_div(taps, most))
-    return StemPlan(conv, cpu.lanes, vectors, tile_taps, chunks, (by_out, by_row))
+    return StemPlan(
+        conv, cpu.lanes, vectors, tile_taps=tile_taps, chunks=chunks, parts=(by_out, by_row)
+    )
 
 
 def stem_is_faster(conv: Conv2d, cpu: CPU) -> bool:

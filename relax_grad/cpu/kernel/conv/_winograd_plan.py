@@ -202,7 +202,7 @@ def _plan(conv: Conv2d, slices: Slices, cpu: CPU, square: int) -> WinogradPlan:
     ins = ceil_div(conv.in_channels, cpu.lanes) * cpu.lanes
     weight = 4 * squares.cells * slices.taps * conv.in_channels * outs
     is_fused = weight <= limits.winograd_fused
-    partition = _Partition(conv, slices, squares, limits, ins, outs)
+    partition = _Partition(conv, slices, squares, limits=limits, ins=ins, outs=outs)
     images, block, rows = partition.of_tasks(cpu.cores) if is_fused else partition.of_chunks()
     return WinogradPlan(
         *(conv, slices, squares, cpu.lanes, cpu.cores),

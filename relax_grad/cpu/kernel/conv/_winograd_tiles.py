@@ -251,9 +251,9 @@ class Transforms:
                 self.vectors,
                 width.columns,
                 height.rows,
-                Block(source.buffer, source.plane, channel, source.channels, source.distance),
-                (bind(row * height.size), bind(number * height.size + halo)),
-                (packed, const(0), lanes),
+                block=Block(source.buffer, source.plane, channel, source.channels, source.distance),
+                rows=(bind(row * height.size), bind(number * height.size + halo)),
+                target=(packed, const(0), lanes),
                 offset=source.phase if height.phases > 1 else None,
             )
             with b.serial(0, number) as i, b.serial(0, width.wide) as j:

@@ -87,7 +87,12 @@ class _Generator:
                     plane = bind((first + i) * number + channel)
                     plan.chunks.each(
                         lambda chunk: self._chunk(
-                            chunk, source, target, plane, channels, (weights, packed, line)
+                            chunk,
+                            source,
+                            target,
+                            plane=plane,
+                            channels=channels,
+                            buffers=(weights, packed, line),
                         )
                     )
 
@@ -109,9 +114,9 @@ class _Generator:
             self.vectors,
             self.columns.window,
             rows.window,
-            Block(source, plane, const(0), channels),
-            (bind(chunk.row * rows.advance), bind(rows.span(chunk.rows))),
-            (packed, const(0), self.lanes),
+            block=Block(source, plane, const(0), channels),
+            rows=(bind(chunk.row * rows.advance), bind(rows.span(chunk.rows))),
+            target=(packed, const(0), self.lanes),
         )
         with b.serial(0, chunk.rows) as unit:
             for phase in range(min(period, rows.target)):
@@ -119,7 +124,9 @@ class _Generator:
 
                 def compute(phase: int = phase, row: tirx.PrimExpr = row) -> None:
                     for column_phase in range(min(self.columns.period, self.columns.target)):
-                        self._line(unit, phase, column_phase, weights, packed, line)
+                        self._line(
+                            unit, phase, column_phase, weights=weights, packed=packed, line=line
+                        )
                     size = self.columns.target
                     start = bind((plane * rows.target + row) * size)
                     unpack_row(

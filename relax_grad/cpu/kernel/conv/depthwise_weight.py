@@ -73,7 +73,9 @@ class _Generator:
                     plane = bind((first + i) * self.conv.out_channels + channel)
 
                     def sum_up(chunk: Chunk, plane: tirx.PrimExpr = plane) -> None:
-                        self._pack(chunk, dy, x, (grad, data), plane, channels)
+                        self._pack(
+                            chunk, dy, x, buffers=(grad, data), plane=plane, channels=channels
+                        )
                         for taps in plan.tiles:
                             self._tile(chunk, (grad, data), taps, parts, part)
 
@@ -98,17 +100,17 @@ class _Generator:
             self.vectors,
             Windows(self.width, 1, 1, 0, 0, 1),
             Windows(self.height, 1, 1, 0, 0, 1),
-            Block(dy, plane, const(0), channels),
-            (chunk.row, chunk.rows),
-            (grad, const(0), self.lanes),
+            block=Block(dy, plane, const(0), channels),
+            rows=(chunk.row, chunk.rows),
+            target=(grad, const(0), self.lanes),
         )
         pack_channels(
             self.vectors,
             self.columns.window,
             self.rows.window,
-            Block(x, plane, const(0), channels),
-            (bind(chunk.row * self.rows.advance), bind(self.rows.span(chunk.rows))),
-            (data, const(0), self.lanes),
+            block=Block(x, plane, const(0), channels),
+            rows=(bind(chunk.row * self.rows.advance), bind(self.rows.span(chunk.rows))),
+            target=(data, const(0), self.lanes),
         )
 
     def _tile(

@@ -174,7 +174,7 @@ class _Generator:
             image = bind((block // self.s.row_blocks) * self.s.block_images)
             row = bind((block % self.s.row_blocks) * self.s.block_rows)
             images = Images.of(g, image, at_most(self.s.block_images, g.images, image))
-            self._task(source, panels, target, images, row, panel)
+            self._task(source, panels, target, images=images, row=row, panel=panel)
 
     def _task(
         self,
@@ -208,7 +208,9 @@ class _Generator:
             block = Block(view, sums, start, size, row, lines, height)
             images.each_tap(
                 slices,
-                lambda tap: self._stretches(block, panels, images, j, tap, vectors, stretches),
+                lambda tap: self._stretches(
+                    block, panels, images, j=j, tap=tap, vectors=vectors, stretches=stretches
+                ),
             )
 
         def finish(j: Extent, start: Extent, channels: int | None) -> None:
@@ -218,7 +220,9 @@ class _Generator:
                 line = row * (phases * self.columns.target)
                 at = channel * slices.target + image % slices.target
                 out = bind(at * (self.rows.target * self.columns.target) + line)
-                self._finish(sums, start + i * size, target, out, height, channels)
+                self._finish(
+                    sums, start + i * size, target, out=out, height=height, channels=channels
+                )
 
         def all_of(view: View) -> Callable:
             def emit(j: Extent, start: Extent, vectors: int, channels: int | None) -> None:

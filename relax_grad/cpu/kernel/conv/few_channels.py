@@ -109,9 +109,9 @@ class _Generator:
                 self.vectors,
                 rows,
                 width,
-                (source, start),
-                (first, needed),
-                (buffer, bind(r * plane), self.plan.pitch),
+                source=(source, start),
+                rows=(first, needed),
+                target=(buffer, bind(r * plane), self.plan.pitch),
             )
 
     def _lines(self, memory: _Memory, lines: tuple, down: Taps, channels: range) -> None:
@@ -131,7 +131,18 @@ class _Generator:
                 (image * self.g.targets + channels.start) * plane
                 + (line + i * phases) * self.columns.target
             )
-            self._row(memory, _Part(rows, self.plan.row_vectors, None, channels, down, read, write))
+            self._row(
+                memory,
+                _Part(
+                    rows,
+                    self.plan.row_vectors,
+                    None,
+                    channels=channels,
+                    down=down,
+                    read=read,
+                    write=write,
+                ),
+            )
 
         with b.serial(0, number // size) as i:
             some(bind(i * size), size)

@@ -66,9 +66,16 @@ class Axis:
         """Return the axis of a convolution: window i reads
         ``i * stride + tap * dilation - before``."""
         if of.kernel == 1 and of.is_inside:
-            return Axis(of.number, of.number, 1, (Taps(1, 0, 1, 0, 1),), of.stride, of.size)
+            return Axis(
+                of.number,
+                of.number,
+                1,
+                phases=(Taps(1, 0, 1, 0, 1),),
+                apart=of.stride,
+                stored=of.size,
+            )
         taps = Taps(of.kernel, 0, 1, -of.before, of.dilation)
-        return Axis(of.number, of.size, of.stride, (taps,), 1, of.size)
+        return Axis(of.number, of.size, of.stride, phases=(taps,), apart=1, stored=of.size)
 
     @staticmethod
     def backward(of: Windows) -> Axis:
@@ -84,7 +91,7 @@ class Axis:
             offset = (at - last * dilation) // stride
             flipped = kernel - 1 - last
             phases.append(Taps(len(taps), flipped, stride // step, offset, dilation // step))
-        return Axis(of.size, of.number, 1, tuple(phases), 1, of.number)
+        return Axis(of.size, of.number, 1, phases=tuple(phases), apart=1, stored=of.number)
 
     @cached_property
     def offsets(self) -> tuple[int, int]:
@@ -187,7 +194,16 @@ class Gathering:
         sources, targets = conv.in_channels // conv.groups, conv.out_channels // conv.groups
         slices, *axes = (Axis.forward(windows) for windows in (depth, conv.height, conv.width))
         kernel = (depth.kernel, *conv.kernel)
-        return Gathering(conv.batch, conv.groups, sources, targets, slices, axes, kernel, False)
+        return Gathering(
+            conv.batch,
+            conv.groups,
+            sources,
+            targets=targets,
+            slices=slices,
+            axes=axes,
+            kernel=kernel,
+            source_major=False,
+        )
 
     @staticmethod
     def backward(conv: Conv2d, depth: Windows = ONE) -> Gathering:
@@ -196,7 +212,16 @@ class Gathering:
         sources, targets = conv.out_channels // conv.groups, conv.in_channels // conv.groups
         slices, *axes = (Axis.backward(windows) for windows in (depth, conv.height, conv.width))
         kernel = (depth.kernel, *conv.kernel)
-        return Gathering(conv.batch, conv.groups, sources, targets, slices, axes, kernel, True)
+        return Gathering(
+            conv.batch,
+            conv.groups,
+            sources,
+            targets=targets,
+            slices=slices,
+            axes=axes,
+            kernel=kernel,
+            source_major=True,
+        )
 
 
 def _table(values: list[int], index: tirx.PrimExpr) -> tirx.PrimExpr:

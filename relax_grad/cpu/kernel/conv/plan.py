@@ -230,7 +230,9 @@ def plan(
     if way is None:
         return None
     pairs = cpu.bfloat16 and set(dtypes) == {"bfloat16"} and way.name in ("direct", "stem")
-    return ConvPlan(conv, of, cpu, way, _kernel_plan(conv, of, cpu, way, pairs=pairs), pairs)
+    return ConvPlan(
+        conv, of, cpu, way=way, kernel=_kernel_plan(conv, of, cpu, way, pairs=pairs), pairs=pairs
+    )
 
 
 def _kernel_plan(conv: Conv2d | Conv3d, of: str, cpu: CPU, way: Way, *, pairs: bool) -> Plan:

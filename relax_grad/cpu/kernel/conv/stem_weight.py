@@ -72,7 +72,9 @@ class _Generator:
             )
             with b.serial(0, self.plan.out_vectors * kernel_rows * len(self.taps)) as i:
                 self.vectors.store(buffers.sums, i * lanes, self.vectors.splat(0))
-            self.chunks.each(lambda chunk: self._chunk(chunk, dy, x, buffers, outs, rows))
+            self.chunks.each(
+                lambda chunk: self._chunk(chunk, dy, x, buffers=buffers, outs=outs, rows=rows)
+            )
             with b.serial(*outs) as block, b.serial(*rows) as row:
                 self._write(dw, buffers.sums, block, row)
 
@@ -93,7 +95,9 @@ class _Generator:
                 self._pack(chunk, dy, buffers, vector, vectors)
                 with b.serial(*rows) as row:
                     for taps in self.plan.groups:
-                        self._tile(chunk, buffers, vector, vectors, row, taps)
+                        self._tile(
+                            chunk, buffers, vector, vectors=vectors, kernel_row=row, taps=taps
+                        )
 
             whole_or_rest(block, self.plan.out_vectors, self.plan.tile_vectors, work)
 
@@ -109,9 +113,9 @@ class _Generator:
                 self.vectors,
                 conv.height,
                 conv.width,
-                (x, start),
-                rows,
-                (buffers.x, target, self.plan.pitch),
+                source=(x, start),
+                rows=rows,
+                target=(buffers.x, target, self.plan.pitch),
             )
             self._finish_padding(buffers.x, target, rows[1])
 
@@ -132,9 +136,9 @@ class _Generator:
                 self.vectors,
                 width,
                 height,
-                Block(dy, plane, channel, conv.out_channels),
-                (chunk.row, chunk.rows),
-                (buffers.dy, bind((i * image + v) * lanes), self.plan.tile_vectors * lanes),
+                block=Block(dy, plane, channel, conv.out_channels),
+                rows=(chunk.row, chunk.rows),
+                target=(buffers.dy, bind((i * image + v) * lanes), self.plan.tile_vectors * lanes),
             )
             self._finish_packing(buffers.dy, bind((i * image + v) * lanes), chunk.rows)
 

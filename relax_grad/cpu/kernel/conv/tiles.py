@@ -83,7 +83,9 @@ class ConvTiles:
                 lambda tap: self._copy_source(source, planes, (image, tap), first, lines),
             )
             with amx.tiles(self.plan.height):
-                self._image(planes, tiles, target, image, (first, lines), (begin, end))
+                self._image(
+                    planes, tiles, target, image=image, rows=(first, lines), blocks=(begin, end)
+                )
 
     # Copies
 
@@ -155,7 +157,14 @@ class ConvTiles:
                             exists: tirx.PrimExpr = exists,
                             across: int = across,
                         ) -> None:
-                            self._copy_row(source, planes, (here, stored), to, exists, across)
+                            self._copy_row(
+                                source,
+                                planes,
+                                (here, stored),
+                                to=to,
+                                exists=exists,
+                                remainder=across,
+                            )
 
                         def clear(to: tirx.PrimExpr = to) -> None:
                             with b.serial(0, ceil_div(self.plan.distance, self.vectors.lanes)) as v:
@@ -267,7 +276,9 @@ class ConvTiles:
                     tall = bind(tirx.Select(channels > amx.ROWS // 2, const(amx.ROWS), const(16)))
                     shape = (tall if self.plan.height > 16 else const(16)), wide
                     factors = planes, (tiles, at), image
-                    self._columns(factors, sums, pixel, down, shape, channels, to)
+                    self._columns(
+                        factors, sums, pixel, down=down, shape=shape, channels=channels, to=to
+                    )
 
     def _columns(
         self,
@@ -283,7 +294,7 @@ class ConvTiles:
         with b.serial(0, len(self.g.columns.phases)) as phase:
             start = bind(phase * amx.SIZE) if self.plan.kept > 1 else const(0)
             across = self.g.columns.taps(phase)
-            self._sum(factors, (sums, start), pixel, down, across, shape)
+            self._sum(factors, (sums, start), pixel, down=down, across=across, shape=shape)
             if self.plan.kept == 1:
                 self._store(sums, pixel, channels, to, phase)
         if self.plan.kept > 1:
@@ -319,10 +330,10 @@ class ConvTiles:
                         2 * self.plan.pitch,
                     ),
                     (planes, bind(place), 4 * self.plan.plane),
-                    self.plan.steps,
-                    rows,
-                    wide,
-                    start,
+                    steps=self.plan.steps,
+                    rows=rows,
+                    vectors=wide,
+                    start=start,
                 )
 
         image.each_tap(self.g.slices, of_slice)

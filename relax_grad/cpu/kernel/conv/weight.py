@@ -120,7 +120,9 @@ class _Generator:
                 kept = b.scratch(tile.outs * tile.vectors * taps * lanes + beyond)
             sums = _Sums(self, dw, kept)
             self.chunks.each(
-                lambda chunk: self._chunk(chunk, dy, x, packed, sums, (group, ins, outs))
+                lambda chunk: self._chunk(
+                    chunk, dy, x, packed=packed, sums=sums, channels=(group, ins, outs)
+                )
             )
 
     def _chunk(
@@ -133,7 +135,9 @@ class _Generator:
 
             def work(vectors: int) -> None:
                 with b.serial(0, self.depth.kernel) as tap:
-                    self._pack(chunk, x, packed, group, vector, vectors, tap)
+                    self._pack(
+                        chunk, x, packed, group=group, vector=vector, vectors=vectors, tap=tap
+                    )
                     with b.serial(*outs) as o:
                         out = bind(group * self.plan.outs + o * tile.outs)
                         whole_or_rest(
@@ -169,9 +173,9 @@ class _Generator:
                     self.vectors,
                     self.conv.width,
                     height,
-                    Block(x, plane, channel, self.plan.ins, depth.size),
-                    (bind(chunk.row * height.steps[0]), bind(height.span(chunk.rows))),
-                    (packed, target, self.tile.vectors * lanes),
+                    block=Block(x, plane, channel, self.plan.ins, depth.size),
+                    rows=(bind(chunk.row * height.steps[0]), bind(height.span(chunk.rows))),
+                    target=(packed, target, self.tile.vectors * lanes),
                 )
                 self._finish_packing(packed, target, bind(height.span(chunk.rows)))
 
@@ -208,7 +212,7 @@ class _Generator:
         with b.serial(0, self.conv.height.kernel) as row:
             for first in range(0, kernel, self.tile.columns):
                 taps = range(first, min(first + self.tile.columns, kernel))
-                self._tile(chunk, dy, packed, sums, place, row, taps)
+                self._tile(chunk, dy, packed, sums=sums, place=place, kernel_row=row, taps=taps)
         sums.finish(chunk, place)
 
     def _tile(

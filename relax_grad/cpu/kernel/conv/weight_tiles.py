@@ -92,7 +92,9 @@ class ConvWeightTiles:
             buffers = (grads, lines, packed, sums)
             with amx.tiles():
                 self._each_chunk(
-                    lambda chunk: self._chunk(chunk, dy, x, dw, buffers, (group, ins, outs))
+                    lambda chunk: self._chunk(
+                        chunk, dy, x, dw=dw, buffers=buffers, channels=(group, ins, outs)
+                    )
                 )
 
     def _each_chunk(self, emit: Emit) -> None:
@@ -104,7 +106,7 @@ class ConvWeightTiles:
             lines = bind(tirx.min(const(self.plan.task_rows), const(self.height) - row))
             first = tirx.all(tirx.EQ(i, const(0)), tirx.EQ(j, const(0)))
             last = tirx.all(tirx.EQ(i, blocks - 1), tirx.EQ(j, const(down - 1)))
-            emit(_Chunk(image, images, row, lines, bind(first), bind(last)))
+            emit(_Chunk(image, images, row, lines=lines, is_first=bind(first), is_last=bind(last)))
 
     def _chunk(
         self, chunk: _Chunk, dy: Half, x: Half, dw: Tensor, buffers: tuple, channels: tuple
@@ -195,7 +197,7 @@ class ConvWeightTiles:
                         def copy(
                             to: tirx.PrimExpr = to, here: tirx.PrimExpr = here, across: int = across
                         ) -> None:
-                            self._copy_line(x, here, lines, to, across, length)
+                            self._copy_line(x, here, lines, to=to, remainder=across, length=length)
 
                         def clear(to: tirx.PrimExpr = to) -> None:
                             b.clear(lines, to, length)

@@ -122,7 +122,9 @@ class _Generator:
                 self._data(source, data, part, (const(0), i), (row, rows))
             tiles = self._tiles(data, part.read, bind(rows * self.wide))
             with b.serial(0, self.cells) as cell, b.serial(0, self.plan.panels) as panel:
-                self._multiply(data, weight, results, part, cell, panel, tiles)
+                self._multiply(
+                    data, weight, results, part=part, cell=cell, panel=panel, tiles=tiles
+                )
             with b.serial(0, part.slices) as i:
                 self._results(results, target, part, (const(0), i), (row, rows))
 
@@ -150,7 +152,9 @@ class _Generator:
             tiles = bind(ceil_div(images * (self.tall * self.wide), self.plan.tile_rows))
             with shared(self.cells * self.plan.panels, self.plan.cores) as task:
                 cell, panel = bind(task // self.plan.panels), bind(task % self.plan.panels)
-                self._multiply(data, weight, results, part, cell, panel, tiles)
+                self._multiply(
+                    data, weight, results, part=part, cell=cell, panel=panel, tiles=tiles
+                )
             each_part(
                 images, part.slices, lambda at, rows: self._results(results, target, part, at, rows)
             )
@@ -232,10 +236,10 @@ class _Generator:
                 source,
                 bind(plane),
                 axis.stored,
-                self.conv.in_channels,
-                self.height,
-                self.width,
-                phase,
+                channels=self.conv.in_channels,
+                height=self.height,
+                width=self.width,
+                phase=phase,
             ),
             self.squares.of_data,
             (row, number, self.plan.rows),
@@ -323,9 +327,9 @@ class _Generator:
                             + (square * self.plan.outs + column)
                         ),
                     ),
-                    number,
-                    bind(part.slice + z),
-                    part.start,
+                    depth=number,
+                    index=bind(part.slice + z),
+                    start=part.start,
                     add=first > 0,
                 )
 
@@ -366,9 +370,9 @@ class _Generator:
             self.vectors,
             (self.plan.tile_rows, self.plan.tile_vectors),
             None,
-            lambda i, k: values[k[0] + i * self.plan.ins],
-            lambda k, v: self.vectors.load(factors, k[1] + v * lanes),
-            lambda i, v: (sums, place + (i * self.plan.outs + v * lanes), None),
+            value=lambda i, k: values[k[0] + i * self.plan.ins],
+            vector=lambda k, v: self.vectors.load(factors, k[1] + v * lanes),
+            place=lambda i, v: (sums, place + (i * self.plan.outs + v * lanes), None),
             add=add,
             each=each,
         )

@@ -153,7 +153,15 @@ class _Generator:
             def transform_data() -> None:
                 plane = bind(image * (conv.in_channels * depth.size) + slice_)
                 self.transforms.transform(
-                    Source(x, plane, depth.size, conv.in_channels, self.height, self.width, phase),
+                    Source(
+                        x,
+                        plane,
+                        depth.size,
+                        channels=conv.in_channels,
+                        height=self.height,
+                        width=self.width,
+                        phase=phase,
+                    ),
                     self.squares.of_data,
                     rows,
                     (
@@ -169,7 +177,15 @@ class _Generator:
                 # Squares of the output gradient have no halo.
                 height, width = self.height.of_results, self.width.of_results
                 self.transforms.transform(
-                    Source(dy, plane, depth.number, conv.out_channels, height, width, phase),
+                    Source(
+                        dy,
+                        plane,
+                        depth.number,
+                        channels=conv.out_channels,
+                        height=height,
+                        width=width,
+                        phase=phase,
+                    ),
                     self.grad_matrices,
                     rows,
                     (
@@ -255,9 +271,13 @@ class _Generator:
                 self.vectors,
                 (self.plan.tile_rows, self.plan.tile_vectors),
                 None,
-                lambda i, k: grads[k[0] + i],
-                lambda k, v: self.vectors.load(data, k[1] + v * lanes),
-                lambda i, v, place=place: (sums, place + (i * self.plan.ins + v * lanes), None),
+                value=lambda i, k: grads[k[0] + i],
+                vector=lambda k, v: self.vectors.load(data, k[1] + v * lanes),
+                place=lambda i, v, place=place: (
+                    sums,
+                    place + (i * self.plan.ins + v * lanes),
+                    None,
+                ),
                 add=tirx.Not(tirx.all(is_first, tirx.EQ(begin, const(0)))),
                 prefetch=is_flat,
                 each=each,

@@ -152,7 +152,9 @@ class TileGenerator(Generator):
     ) -> None:
         self._sums = amx.scratch()
         with amx.tiles(self._rows):
-            super()._block(read, panels, c, c0, strips, columns, depth, among)
+            super()._block(
+                read, panels, c, c0=c0, strips=strips, columns=columns, depth=depth, among=among
+            )
 
     @property
     def _rows(self) -> int:
@@ -202,7 +204,7 @@ class TileGenerator(Generator):
         amx.clear(sums, number)
         steps = b.quotient(size, amx.STEPS)
         at = (*panel, const(_PAIR * width))
-        amx.add(sums, reader(row), at, steps, number, len(numbers))
+        amx.add(sums, reader(row), at, steps=steps, rows=number, vectors=len(numbers))
         amx.store(sums, number)
         bias = None
         if self.bias is not None:

@@ -114,9 +114,9 @@ class FewRows:
             self.vectors,
             (len(rows), len(numbers)),
             self.depth,
-            lambda i, k: a[a0 + self._in_a(rows[i], k)],
-            vector,
-            lambda i, v: (c, c0 + rows[i] * self.columns + column + v * lanes, numbers[v]),
+            value=lambda i, k: a[a0 + self._in_a(rows[i], k)],
+            vector=vector,
+            place=lambda i, v: (c, c0 + rows[i] * self.columns + column + v * lanes, numbers[v]),
             add=False,
             bias=None if bias is None else bias.vector_of(self.vectors, column, numbers),
         )

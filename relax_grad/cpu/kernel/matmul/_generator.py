@@ -61,7 +61,9 @@ class Generator:
         if plan.tasks is not None:
             return plan.tasks
         tile, cores = (plan.height, plan.width), ceil_div(plan.cores, plan.parts)
-        return _tasks.divide(plan.strips, plan.panels, plan.largest, cores, tile, plan.copied)
+        return _tasks.divide(
+            plan.strips, plan.panels, plan.largest, cores=cores, tile=tile, copied=plan.copied
+        )
 
     def blocks(self) -> tuple[Extent, Extent]:
         """Return the most strips and panels of a task."""
@@ -82,14 +84,14 @@ class Generator:
         if self.plan.packs_late:
             with outer(0, p.batch) as i:
                 a0, b0, c0 = map(bind, p.starts(i))
-                self._multiply(a, a0, self._late(bb, b0), c, c0, inner)
+                self._multiply(a, a0, self._late(bb, b0), c=c, c0=c0, loop=inner)
             return
         shared = p.shared_b or is_one(p.batch)
         panels = self._early(bb, const(0), b.parallel) if shared else None
         with outer(0, p.batch) as i:
             a0, b0, c0 = map(bind, p.starts(i))
             packed = self._early(bb, b0, inner) if panels is None else panels
-            self._multiply(a, a0, packed, c, c0, inner)
+            self._multiply(a, a0, packed, c=c, c0=c0, loop=inner)
 
     def _early(self, bb: tirx.Buffer, b0: tirx.PrimExpr, loop: Callable) -> Early:
         return Early(self.packing, bb, b0, loop, prefetch=self._prefetches())
@@ -118,11 +120,11 @@ class Generator:
     def emit_single(self, a: tirx.Buffer, panels: PanelSource, c: tirx.Buffer) -> None:
         """Emit a single product, whose panels other products may read too."""
         if self.parts == 1:
-            self._multiply(a, const(0), panels, c, const(0), self._loop)
+            self._multiply(a, const(0), panels, c=c, c0=const(0), loop=self._loop)
             return
         size = self.p.rows * self.p.columns
         sums = b.scratch(self.parts * size)
-        self._multiply(a, const(0), panels, sums, const(0), self._loop)
+        self._multiply(a, const(0), panels, c=sums, c0=const(0), loop=self._loop)
         add_parts(self.vectors, sums, c, (self.parts, size), self.plan.cores)
 
     def factor(self, size: tuple[int, int]) -> Factor:
@@ -147,7 +149,7 @@ class Generator:
         loop: Callable,
     ) -> None:
         if self.shares is not None:
-            self._multiply_stealing(a, a0, panels, c, c0, self.shares)
+            self._multiply_stealing(a, a0, panels, c=c, c0=c0, shares=self.shares)
             return
         tasks_down, tasks_across = self.tasks()
         # A task's copy of A has a size that is known.
@@ -172,7 +174,15 @@ class Generator:
             def block(k0: tirx.PrimExpr, size: tirx.PrimExpr, first: bool | tirx.PrimExpr) -> None:
                 panels.fill(late, columns, (k0, size))
                 read = factor.reader(a, a0, place, strips, (k0, size))
-                self._block(read, (panels, late), c, c0, strips, columns, (k0, size, first))
+                self._block(
+                    read,
+                    (panels, late),
+                    c,
+                    c0=c0,
+                    strips=strips,
+                    columns=columns,
+                    depth=(k0, size, first),
+                )
 
             self._depths(*depth, block)
 
@@ -217,10 +227,21 @@ class Generator:
                         if read is None:
                             strips = range_of(at, shares.items, self.strips)
                             read = factor.reader(a, a0, place, strips, (k0, size))
-                            self._block(read, both, c, c0, strips, block, depth)
+                            self._block(
+                                read, both, c, c0=c0, strips=strips, columns=block, depth=depth
+                            )
                         else:
                             columns = (at, at + 1)
-                            self._block(read, both, c, c0, block, columns, depth, (begin, end))
+                            self._block(
+                                read,
+                                both,
+                                c,
+                                c0=c0,
+                                strips=block,
+                                columns=columns,
+                                depth=depth,
+                                among=(begin, end),
+                            )
 
                     number = b.computed(i * stretches + b.quotient(k0, stretch))
                     work.round(number, thread, prepare, item)
@@ -259,7 +280,7 @@ class Generator:
         cache, or strip by strip, so that rows of C are written sequentially. A block may
         have a part of the thread's panels."""
         if self.plan.by_rows:
-            self._by_strips(read, panels, c, c0, strips, columns, depth)
+            self._by_strips(read, panels, c, c0=c0, strips=strips, columns=columns, depth=depth)
             return
         block = self.plan.block
         strips_each = bind(strips[1] - strips[0]) if block is None else block[0]
@@ -278,7 +299,13 @@ class Generator:
                     self._strip(
                         i,
                         lambda row, offsets: self._tile(
-                            read, panel, c, c0, (row, offsets), (j, numbers), (*depth, later)
+                            read,
+                            panel,
+                            c,
+                            c0=c0,
+                            rows=(row, offsets),
+                            columns=(j, numbers),
+                            depth=(*depth, later),
                         ),
                     )
 
@@ -300,7 +327,13 @@ class Generator:
                 self._strip(
                     i,
                     lambda row, offsets: self._tile(
-                        read, panel, c, c0, (row, offsets), (j, numbers), (*depth, ())
+                        read,
+                        panel,
+                        c,
+                        c0=c0,
+                        rows=(row, offsets),
+                        columns=(j, numbers),
+                        depth=(*depth, ()),
                     ),
                 )
 
@@ -426,9 +459,9 @@ class Generator:
             self.vectors,
             (len(offsets), number),
             size,
-            lambda i, k: read(offsets[i], k),
-            lambda k, v: self.vectors.load(panels, base + k * width + v * lanes),
-            place,
+            value=lambda i, k: read(offsets[i], k),
+            vector=lambda k, v: self.vectors.load(panels, base + k * width + v * lanes),
+            place=place,
             add=add,
             prefetch=True,
             unrolled=unrolled,

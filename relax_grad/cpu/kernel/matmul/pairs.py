@@ -365,7 +365,14 @@ class PairPacking(Packing):
                 own = const(at) if left is None else tirx.min(const(at), left - 1)
                 return p.along(bb, bind(b0 + (column + own) * p.elements), k, number)
 
-            squares(vectors, size, lambda at, k, number: row(at, k0 + k, number), panels, to, width)
+            squares(
+                vectors,
+                size,
+                lambda at, k, number: row(at, k0 + k, number),
+                target=panels,
+                to=to,
+                width=width,
+            )
 
 
 def squares(

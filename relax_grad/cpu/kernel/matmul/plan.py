@@ -103,7 +103,18 @@ def _plan_of_rows(
             copies_a=dtypes[0] == "float16",  # see halves.widens_slowly
         )
     most = min(most, tuning.ways.symbolic_rows) if way == "at run time" else most
-    return MatmulPlan(product, own, way, False, most, is_small, pairs, tiles, in_place, packed)
+    return MatmulPlan(
+        product,
+        own,
+        way,
+        swaps=False,
+        most_rows=most,
+        in_one_thread=is_small,
+        pairs=pairs,
+        tiles=tiles,
+        in_place=in_place,
+        packed=packed,
+    )
 
 
 def _way_of_rows(product: Matmul, most: int) -> str:
@@ -190,9 +201,19 @@ class _Tile:
         is_converted = isinstance(product, Pairs)
         stretch = _ways.stretch_of(depth, tuning, vectors, parts=parts, is_converted=is_converted)
         if parts == 1:
-            return _Tile(product, cpu, height, vectors, stretch, 1, depth)
+            return _Tile(
+                product, cpu, height, vectors=vectors, stretch=stretch, parts=1, part=depth
+            )
         part = stretch * ceil_div(ceil_div(depth, stretch), parts)
-        return _Tile(product, cpu, height, vectors, stretch, ceil_div(depth, part), part)
+        return _Tile(
+            product,
+            cpu,
+            height,
+            vectors=vectors,
+            stretch=stretch,
+            parts=ceil_div(depth, part),
+            part=part,
+        )
 
     @staticmethod
     def _of_tiles(product: Tiled, cpu: CPU, *, divides_depth: bool) -> _Tile:
@@ -208,9 +229,19 @@ class _Tile:
             stretch = ceil_div(ceil_div(depth, max(parts, 1)), STEPS) * STEPS or STEPS
         parts = _tasks.parts_of_depth(product, cpu.tuning, size) if divides_depth else 1
         if parts == 1:
-            return _Tile(product, cpu, height, vectors, stretch, 1, depth)
+            return _Tile(
+                product, cpu, height, vectors=vectors, stretch=stretch, parts=1, part=depth
+            )
         part = stretch * ceil_div(ceil_div(depth, stretch), parts)
-        return _Tile(product, cpu, height, vectors, stretch, ceil_div(depth, part), part)
+        return _Tile(
+            product,
+            cpu,
+            height,
+            vectors=vectors,
+            stretch=stretch,
+            parts=ceil_div(depth, part),
+            part=part,
+        )
 
     @property
     def size(self) -> tuple[int, int]:
@@ -244,7 +275,9 @@ class _Division:
         packs_late = is_stored and (is_one(product.batch) or not product.shared_b)
         if not all(isinstance(count, int) for count in counts):
             prefetches = None if is_stored else False
-            return _Division(largest, copied, None, None, packs_late, prefetches)
+            return _Division(
+                largest, copied, None, shares=None, packs_late=packs_late, prefetches=prefetches
+            )
         steals = is_stored and not by_rows
         shares = _shares(tile, largest) if steals else None
         if shares is None:
@@ -254,7 +287,9 @@ class _Division:
             tasks = shares.blocks(tile.cpu.cores)
         most, _ = _tasks.largest_of(counts, tasks)
         prefetches = is_stored and most >= tuning.prefetch.strips
-        return _Division(largest, copied, tasks, shares, packs_late, prefetches)
+        return _Division(
+            largest, copied, tasks, shares=shares, packs_late=packs_late, prefetches=prefetches
+        )
 
 
 def _shares(tile: _Tile, largest: tuple[int, int]) -> _tasks.Shares | None:
@@ -275,7 +310,9 @@ def _divided(
     tile: _Tile, largest: tuple[int, int], copied: tuple[int, int]
 ) -> tuple[Extent, Extent]:
     cores = ceil_div(tile.cpu.cores, tile.parts)
-    return _tasks.divide(tile.strips, tile.panels, largest, cores, tile.size, copied)
+    return _tasks.divide(
+        tile.strips, tile.panels, largest, cores=cores, tile=tile.size, copied=copied
+    )
 
 
 def _packs_late(tile: _Tile, tasks: tuple[Extent, Extent], *, by_rows: bool) -> bool:

@@ -75,11 +75,11 @@ class Matmul:
             self.columns,
             self.rows,
             self.depth,
-            not self.transpose_b,
-            not self.transpose_a,
-            self.batch,
-            self.shared_b,
-            self.shared_a,
+            transpose_a=not self.transpose_b,
+            transpose_b=not self.transpose_a,
+            batch=self.batch,
+            shared_a=self.shared_b,
+            shared_b=self.shared_a,
         )
 
     def allows(self, way: str) -> bool:

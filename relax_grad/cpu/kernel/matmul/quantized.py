@@ -232,7 +232,7 @@ class _TilePacking(TilePacking):
                 low, high = (reader.vector(rows[at], place) for place in places)
                 return bind(rounded_in_order(low, high))
 
-            squares(self.vectors, size, pairs, panels, to, self.width)
+            squares(self.vectors, size, pairs, target=panels, to=to, width=self.width)
 
     def _pack_columns(
         self, reader: _Reader, j: tirx.PrimExpr, target: tuple, depth: tuple, group: int

@@ -65,9 +65,9 @@ def take_backward(
             (outer, extent, columns),
             prod(shapes[1]),
             lambda i: position(indices[i], extent, mode),
-            dy,
-            dx,
-            cpu,
+            dy=dy,
+            dx=dx,
+            cpu=cpu,
         )
 
     dtypes = ("float32", index_dtype, "float32")
@@ -121,7 +121,7 @@ def points_backward(
                 inside.append(exists)
             return row, tirx.all(*inside)
 
-        _add_rows((1, prod(extents), columns), number, locate, dy, dx, cpu)
+        _add_rows((1, prod(extents), columns), number, locate, dy=dy, dx=dx, cpu=cpu)
 
     names = [f"indices{i}" for i in range(len(index_dtypes))]
     dtypes = ("float32", *index_dtypes, "float32")

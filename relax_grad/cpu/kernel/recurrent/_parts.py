@@ -184,9 +184,9 @@ class Weight:
                 self._vectors,
                 self._tile,
                 size,
-                value,
-                lambda k, v: self._vectors.load(self._packed, base + k * width + v * lanes),
-                lambda i, v: (target, targets[i] + v * lanes, None),
+                value=value,
+                vector=lambda k, v: self._vectors.load(self._packed, base + k * width + v * lanes),
+                place=lambda i, v: (target, targets[i] + v * lanes, None),
                 add=add,
                 rolled=self._takes_all,
                 multiply=add_products if self._pairs else _add_product,
@@ -225,7 +225,14 @@ class TiledWeight:
             panel = self._packed, bind(j * (self._depth * width)), const(4 * width)
             steps, numbers = self._depth // amx.STEPS, self._packing.vectors_in(j)
             amx.clear(sums, rows)
-            amx.add(sums, (buffer, start, const(2 * step)), panel, steps, rows, numbers)
+            amx.add(
+                sums,
+                (buffer, start, const(2 * step)),
+                panel,
+                steps=steps,
+                rows=rows,
+                vectors=numbers,
+            )
             amx.store(sums, rows)
             with b.serial(0, rows) as i:
                 to = bind(i * self.pitch + j * width)

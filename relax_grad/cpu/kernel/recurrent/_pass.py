@@ -81,7 +81,9 @@ class Pass(ABC):
         if self.factors is Factors.TILES:
             return TiledWeight(cpu, columns, depth, is_turned, start)
         pairs = self.factors is Factors.PAIRS
-        return Weight(cpu, columns, depth, is_turned, self.tasks.rows, start, pairs=pairs)
+        return Weight(
+            cpu, columns, depth, is_turned=is_turned, rows=self.tasks.rows, start=start, pairs=pairs
+        )
 
     def _rows(self, size: int, *, exact: bool = False) -> Rows:
         """Allocate rows of a task that products read."""

@@ -82,7 +82,7 @@ def cross_entropy_backward(
             scale = bind(dy[0] / _sum(prod(shapes[2]), of_targets))
         elif loss.reduction == "sum":
             scale = bind(dy[0])
-        generator = _Generator(cpu, of_targets, dy, scale, y, dx)
+        generator = _Generator(cpu, of_targets, dy, scale=scale, y=y, dx=dx)
 
         def emit(part: Row | Columns) -> None:
             if isinstance(part, Row):

@@ -62,7 +62,7 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
                         taps = list(source.taps(at, j))
                         vectors.store(y, base + j, _largest(vectors, taps, finite), number)
                         if won:
-                            winner = _winner(pool, vectors, taps, at, j, finite)
+                            winner = _winner(pool, vectors, taps, at=at, j=j, finite=finite)
                             winner = tirx.Cast(f"int8x{vectors.lanes}", winner)
                             bytes_.store(won[0], base + j, winner, number)
 
@@ -121,7 +121,7 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
                             winner = tirx.Cast(f"int32x{vectors.lanes}", winner)
                         else:
                             taps = list(source.taps(at, j))
-                            winner = _winner(pool, vectors, taps, at, j, finite)
+                            winner = _winner(pool, vectors, taps, at=at, j=j, finite=finite)
                         place = bind(grads.at(at, j))
                         integers.store(won, place, integers.only(winner, number, -1))
                         vectors.store(values, place, vectors.load(dy, base + j, number))

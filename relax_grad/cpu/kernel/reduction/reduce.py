@@ -180,7 +180,9 @@ def emit_column_sums(
     divisor : tirx.PrimExpr, optional
         The divisor of the sums.
     """
-    _ColumnSums(vectors, cpu, extents, term, results, operands, divisor).emit()
+    _ColumnSums(
+        vectors, cpu, extents, term=term, results=results, operands=operands, divisor=divisor
+    ).emit()
 
 
 class _ColumnSums:

@@ -59,7 +59,7 @@ class Lines:
 
             def rest() -> None:
                 def one(offset: tirx.PrimExpr, number: Extent | None) -> None:
-                    emit(Columns(vectors, self, n, start + offset, 1, number))
+                    emit(Columns(vectors, self, n, start=start + offset, size=1, number=number))
 
                 left = self.inner % width if isinstance(self.inner, int) else self.inner - start
                 vectors.each(left, one)
@@ -194,7 +194,7 @@ def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
 
         of.each(scale)
 
-    return _function("softmax", ("x", "y"), lines, shape, vectors, line)
+    return _function("softmax", ("x", "y"), lines, shape=shape, vectors=vectors, line=line)
 
 
 def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
@@ -215,7 +215,7 @@ def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFun
 
         of.each(shift)
 
-    return _function("log_softmax", ("x", "y"), lines, shape, vectors, line)
+    return _function("log_softmax", ("x", "y"), lines, shape=shape, vectors=vectors, line=line)
 
 
 def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
@@ -244,7 +244,9 @@ def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.Pr
 
         of.each(element)
 
-    return _function("softmax_backward", ("dy", "y", "dx"), lines, shape, vectors, line)
+    return _function(
+        "softmax_backward", ("dy", "y", "dx"), lines, shape=shape, vectors=vectors, line=line
+    )
 
 
 def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
@@ -271,7 +273,9 @@ def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tir
 
         of.each(element)
 
-    return _function("log_softmax_backward", ("dy", "y", "dx"), lines, shape, vectors, line)
+    return _function(
+        "log_softmax_backward", ("dy", "y", "dx"), lines, shape=shape, vectors=vectors, line=line
+    )
 
 
 def _largest(vectors: Vectors, of: Row | Columns, x: tirx.Buffer) -> list:
