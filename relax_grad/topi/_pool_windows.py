@@ -39,7 +39,7 @@ class PoolWindows:
         strides: Sequence[int],
         padding: Sequence[int],
         dilation: Sequence[int],
-    ) -> Windows:
+    ) -> PoolWindows:
         names = spatial_axes(layout)
         # block_builder.call_te converts integers to expressions.
         sizes, strides, padding, dilation = (
