@@ -8,6 +8,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import legalized
 import machine_code
 import pytest
 import tvm
@@ -33,7 +34,7 @@ WITHOUT_ASSERTIONS = (
 WITH_ASSERTIONS = ("frontend/torch/run/test_wrap.py",)
 
 #: Folders whose tests compile without LLVM's optimizations, where the target has no level and the
-#: pipeline is TVM's.
+#: pipeline is TVM's. Equal calls share the functions of their legalization.
 UNOPTIMIZED = (
     *("autodiff/", "backend/", "frontend/", "ir/", "legalize/", "op/", "rules/", "testing/"),
     *("tir/", "topi/"),
@@ -87,6 +88,7 @@ def pytest_runtest_protocol(item, nextitem):
         if path.startswith(UNOPTIMIZED):
             pipelines = path.startswith(UNOPTIMIZED_PIPELINES)
             stack.enter_context(machine_code.unoptimized(pipelines=pipelines))
+            stack.enter_context(legalized.sharing())
         if path.startswith(CACHED):
             stack.enter_context(relax_grad.cache(os.environ[OBJECTS]))
         return (yield)

@@ -1,8 +1,9 @@
 """The plugins of this suite: parts of sweeps, draws that do not depend on loaded modules, frames
-for TVMScript, and processor times."""
+for TVMScript, processor times, and less work for TVM."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -11,15 +12,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import legalized
+import machine_code
+import numpy as np
 import pytest
 import script_frames
 import sweep
+import tvm
 from cpu_times import report_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from slices import check_lengths, is_in_cases, is_in_part, slice_of
-from sweep import at_length, batches
+from sweep import TARGET, at_length, batches
+from tvm import relax, te, tirx, topi
+from tvm.relax import block_builder
 from tvm.script import from_source
 
 SUPPORT = Path(__file__).parent / "support"
@@ -251,3 +258,57 @@ def test_tvmscript_is_parsed_without_the_sources_of_the_stack(monkeypatch):
         "        return x\n"
     )
     assert {variable.name_hint for variable in module.functions} == {"f", "main"}
+
+
+def test_equal_calls_of_tvm_share_a_function():
+    def made(shape=(2, 3), dtype="float32", function=topi.sum, **more):
+        x = relax.Var("x", relax.TensorType(shape, dtype))
+        function, operands, _ = block_builder.gen_call_tir_inputs(function, x, **more)
+        assert len(operands) == 1
+        assert operands[0].same_as(x)
+        return function
+
+    def own(x):
+        return topi.sum(x)
+
+    with legalized.sharing():
+        first = made(axis=[1])
+        assert made(axis=[1]).same_as(first)
+        others = [
+            *(made((3, 2), axis=[1]), made(dtype="float64", axis=[1]), made(axis=[0])),
+            *(made(function=topi.prod, axis=[1]), made((2, tirx.Var("n", "int64")), axis=[1])),
+        ]
+        assert not any(other.same_as(first) for other in others)
+        with tvm.target.Target("c"):
+            assert not made(axis=[1]).same_as(first)
+        assert not made(function=own).same_as(made(function=own))
+    assert not made(axis=[1]).same_as(first)
+
+
+def test_fewer_passes_give_the_same_numbers():
+    x = te.placeholder((5, 6), "float32", "x")
+    total = topi.sum(topi.exp(x), axis=1)
+    module = tvm.IRModule({"main": te.create_prim_func([x, total])})
+    ran: list[list[str]] = []
+
+    @tvm.ir.instrument.pass_instrument
+    class Names:
+        def run_before_pass(self, _, info):
+            ran[-1].append(info.name)
+
+    results = []
+    data = tvm.runtime.tensor(np.linspace(-1, 1, 30, dtype="float32").reshape(5, 6))
+    for context in (machine_code.all_passes, contextlib.nullcontext):
+        ran.append([])
+        with (
+            machine_code.unoptimized(),
+            context(),
+            tvm.transform.PassContext(instruments=[Names()]),
+        ):
+            result = tvm.runtime.tensor(np.zeros(5, "float32"))
+            tvm.tirx.build(module, TARGET)["main"](data, result)
+        results.append(result.numpy())
+    np.testing.assert_array_equal(*results)
+    optimizing = set(machine_code.OPTIMIZING)
+    assert len(optimizing & set(ran[0])) > 5
+    assert not optimizing & set(ran[1])
