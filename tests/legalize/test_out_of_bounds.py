@@ -241,7 +241,7 @@ def test_nll_loss(reduction, machine):
                 inputs = [random(*predictions), target, *weights]
                 what = f"{name} {dtype} {ignore_index} {len(weights)}"
                 cases.append(Case(what, "relax.nn.nll_loss", inputs, attrs))
-    check_out_of_bounds(cases[::5] + cases[1::5], machine=machine)  # each kind occurs
+    check_out_of_bounds(cases[::5], machine=machine)  # each kind and each ignored index occurs
 
 
 def test_pooling(machine):
@@ -256,8 +256,6 @@ def test_pooling(machine):
             ]
         ):
             cases.append(Case(f"{op} {i}", op, [random(1, 2, 7, 8)], attrs))
-            cases.append(Case(f"{op} {i} -inf", op, [np.full((1, 2, 7, 8), -np.inf)], attrs))
-            cases.append(Case(f"{op} {i} nan", op, [np.full((1, 2, 7, 8), np.nan)], attrs))
     for rank in (1, 3):
         shape = (1, 2, 7, 4, 5)[: rank + 2]
         sizes = {"pool_size": (3, 1, 2)[:rank], "strides": (2, 3, 4)[:rank]}
