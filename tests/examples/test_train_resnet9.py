@@ -225,6 +225,20 @@ def test_initial_values():
     assert 0.5 < np.abs(bias).max() / 128**-0.5 <= 1
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(MomentumSGD(0.005, 0.9), id="sgd", marks=pytest.mark.slow),
+        pytest.param(Adam(0.001), id="adam", marks=pytest.mark.slow),
+    ],
+)
+def test_lenet_learns(optimizer, target):
+    trainer = make_trainer(target, "lenet", optimizer=optimizer, size=32)
+    losses = [trainer.step(*batch)[0] for batch in make_batches(30, size=32)]
+    assert np.mean(losses[-3:]) < 0.5 * np.mean(losses[:3])
+    assert int(trainer.optimizer_state[0].numpy()) == 30
+
+
 class TestLayouts:
     """The same training in both layouts, from the same weights on the same batches."""
 
@@ -270,20 +284,6 @@ class TestLayouts:
                 trainer.statistics[i] = tvm.runtime.tensor(kept.numpy() + 1)
                 assert np.abs(trainer.predict(images) - together).max() > 1e-4
                 trainer.statistics[i] = kept
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        pytest.param(MomentumSGD(0.005, 0.9), id="sgd", marks=pytest.mark.slow),
-        pytest.param(Adam(0.001), id="adam", marks=pytest.mark.slow),
-    ],
-)
-def test_lenet_learns(optimizer, target):
-    trainer = make_trainer(target, "lenet", optimizer=optimizer, size=32)
-    losses = [trainer.step(*batch)[0] for batch in make_batches(30, size=32)]
-    assert np.mean(losses[-3:]) < 0.5 * np.mean(losses[:3])
-    assert int(trainer.optimizer_state[0].numpy()) == 30
 
 
 def torch_resnet9(torch):
@@ -358,7 +358,7 @@ class TestGradientCheck:
         ((images, labels),) = make_batches(1)
         return check_gradient(network, "nhwc", images, labels, target, seed=0)
 
-    @pytest.mark.parametrize("model", ["resnet9", "lenet"])
+    @pytest.mark.parametrize("model", ["lenet", pytest.param("resnet9", marks=pytest.mark.slow)])
     def test_accepts(self, model, target):
         assert self.check(_network.NETWORKS[model], target) < 1e-6
 

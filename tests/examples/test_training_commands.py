@@ -17,16 +17,12 @@ def test_digits(tmp_path):
     main = command("digits_trainer", "torch", "sklearn", "safetensors").main
     state = tmp_path / "state"
     assert main(["--epochs", "1", "--save", str(state)]) > 0.9
-    whole = main(["--epochs", "2", "--save", str(tmp_path / "whole")])
     folder = tmp_path / "exported"
     resumed = [
         *("--epochs", "2", "--resume", str(state), "--save", str(tmp_path / "resumed")),
         *("--export", str(folder)),
     ]
-    assert whole > 0.95
-    # Another number of epochs is another schedule, so that only the share of right predictions is
-    # similar.
-    assert abs(main(resumed) - whole) < 0.03
+    assert main(resumed) > 0.95
     assert (folder / "manifest.json").is_file()
 
 
@@ -50,17 +46,21 @@ def test_a_gpt_of_characters_and_adapters(tmp_path):
 
 
 @pytest.mark.slow
-def test_digits_and_a_gpt_by_two_processes(tmp_path):
+@pytest.mark.parametrize("more", [("--parts", "2"), ()], ids=["parts", "replicas"])
+def test_a_gpt_of_characters_by_two_processes(more):
+    main = command("char_gpt", "torch", "safetensors").main
+    small = ("--context", "16", "--width", "32", "--layers", "1", "--heads", "2", "--batch", "8")
+    steps = ("--steps", "150", "--lr", "0.01", "--sample", "5", "--workers", "2")
+    results = main([*small, *steps, *more])
+    assert results["manual"] < 20  # 96 for equal chances of all characters
+
+
+@pytest.mark.slow
+def test_digits_by_two_processes(tmp_path):
     main = command("distributed_digits", "torch", "sklearn", "safetensors").main
     state = tmp_path / "state"
     assert main(["--epochs", "2", "--save", str(state)]) > 0.9
     assert main(["--epochs", "3", "--resume", str(state), "--workers", "1"]) > 0.9
-    main = command("char_gpt", "torch", "safetensors").main
-    small = ("--context", "16", "--width", "32", "--layers", "1", "--heads", "2", "--batch", "8")
-    for more in ((), ("--parts", "2")):
-        steps = ("--steps", "150", "--lr", "0.01", "--sample", "5", "--workers", "2")
-        results = main([*small, *steps, *more])
-        assert results["manual"] < 20  # 96 for equal chances of all characters
 
 
 def test_an_onnx_file(tmp_path):
