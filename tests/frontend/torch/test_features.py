@@ -255,7 +255,7 @@ class Labels(nn.Module):
 
     def __init__(self, dtype=torch.float64):
         super().__init__()
-        self.logits = nn.Parameter(torch.randn(6, 3, 5, dtype=dtype))
+        self.logits = nn.Parameter(torch.randn(4, 3, 5, dtype=dtype))
 
     def forward(self, targets, sizes, counts):
         logits = self.logits.log_softmax(-1)
@@ -264,7 +264,7 @@ class Labels(nn.Module):
         losses = [
             F.ctc_loss(logits, targets, sizes, counts, reduction="sum"),
             F.ctc_loss(
-                self.logits, targets, (6, 5, 4), (3, 1, 2)
+                self.logits, targets, (4, 3, 3), (3, 1, 2)
             ),  # no logarithms of probabilities
             F.ctc_loss(logits, joined, sizes, counts),
             F.ctc_loss(logits, targets, sizes, empty, zero_infinity=True),
@@ -276,7 +276,7 @@ class Labels(nn.Module):
 def test_connectionist_temporal_classification():
     """The third sequence is too short for its labels where zero_infinity is given."""
     targets = torch.tensor([[1, 2, 2], [3, 1, 1], [4, 4, 4]])
-    args = (targets, torch.tensor([6, 5, 4]), torch.tensor([3, 1, 2]))
+    args = (targets, torch.tensor([4, 3, 3]), torch.tensor([3, 1, 2]))
     check(Labels(), args, forward=False, steps=2)
 
 
