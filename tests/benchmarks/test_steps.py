@@ -45,7 +45,7 @@ UNET = Step(
 
 @pytest.mark.parametrize(
     "step",
-    [VIT, LLAMA, *(pytest.param(step, marks=pytest.mark.slow) for step in (RESNET, MLP_, UNET))],
+    [VIT, LLAMA, *(pytest.param(step, marks=pytest.mark.slow) for step in (MLP_, UNET, RESNET))],
     ids=lambda step: step.name,
 )
 def test_contestants_agree_on_loss_and_gradients(step):

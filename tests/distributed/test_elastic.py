@@ -186,44 +186,49 @@ class Machines:
             process.wait()
 
 
-@pytest.mark.slow
-def test_as_many_machines_as_there_are(tmp_path):
-    """Two machines with two workers each. One is killed, and a third one takes its place: the bits
-    are the same. Without another one, this machine goes on alone."""
+@pytest.fixture
+def machines():
+    """Return machines that this one waits for, and the options of their programs."""
     pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
     port = free_port()
     machines = Machines(port)
-    options = {
-        **OPTIONS,
-        "nodes": (1, 2),
-        "listen": f"127.0.0.1:{port}",
-        "secret": SECRET,
-        "last_call_timeout": START,  # both machines come
-    }
-    try:
-        machines.start()
-        wanted = run(Program(tmp_path / "whole"), 2, **options)
-        assert machines.processes[0].wait(60) == 0  # the program has ended
+    yield machines, {**OPTIONS, "nodes": (1, 2), "listen": f"127.0.0.1:{port}", "secret": SECRET}
+    machines.kill()
 
-        machines.start()
-        machines.start()  # one of the two is not needed at first
-        program = Program(tmp_path / "state", machines.kill_one_with_workers)
-        result = run(program, 2, log=tmp_path / "log", **options)
-        assert_same_bits(result, wanted)
-        assert [workers.num_workers for workers in program.sessions] == [4, 4]
-        assert program.first_steps == [0, 2]
 
-        for process in machines.processes:
-            process.kill()
-        machines.start()
-        program = Program(tmp_path / "fewer", machines.kill_one_with_workers, check_every=2)
-        options["last_call_timeout"] = 25.0  # one comes at first, and none after it
-        result = run(program, 2, log=tmp_path / "log", **options)
-        assert [workers.num_workers for workers in program.sessions] == [4, 2]
-        assert program.first_steps == [0, 2]
-        assert_close(result, wanted)
-        causes = [line["cause"] for line in events(tmp_path / "log") if line["event"] == "failure"]
-        assert causes[1] == "the connection to its machine has ended"
-    finally:
-        machines.kill()
+def causes(path):
+    return [line["cause"] for line in events(path) if line["event"] == "failure"]
+
+
+@pytest.mark.slow
+def test_a_machine_goes_on_alone(pair, machines, tmp_path):
+    """Two machines have two workers each. One is killed, and none takes its place."""
+    others, options = machines
+    wanted = Program(tmp_path / "whole")(pair)
+    others.start()
+    program = Program(tmp_path / "fewer", others.kill_one_with_workers, check_every=2)
+    options["last_call_timeout"] = 25.0  # one comes at first, and none after it
+    result = run(program, 2, log=tmp_path / "log", **options)
+    assert [workers.num_workers for workers in program.sessions] == [4, 2]
+    assert program.first_steps == [0, 2]
+    assert_close(result, wanted)
+    assert causes(tmp_path / "log") == ["the connection to its machine has ended"]
+
+
+@pytest.mark.slow
+def test_a_machine_takes_the_place_of_another_one(machines, tmp_path):
+    """The bits are the same."""
+    others, options = machines
+    options["last_call_timeout"] = START  # both machines come
+    others.start()
+    wanted = run(Program(tmp_path / "whole"), 2, **options)
+    assert others.processes[0].wait(60) == 0  # the program has ended
+
+    others.start()
+    others.start()  # one of the two is not needed at first
+    program = Program(tmp_path / "state", others.kill_one_with_workers)
+    result = run(program, 2, log=tmp_path / "log", **options)
+    assert_same_bits(result, wanted)
+    assert [workers.num_workers for workers in program.sessions] == [4, 4]
+    assert program.first_steps == [0, 2]

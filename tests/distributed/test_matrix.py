@@ -35,6 +35,15 @@ def execute(request):
     return execute
 
 
+def test_heads_that_the_workers_do_not_divide():
+    step, _ = char_gpt(width=12, heads=3)
+    with (
+        new_session(2) as workers,
+        pytest.raises(ValueError, match="heads must be a multiple of the workers"),
+    ):
+        tensor_parallel(step, workers, shards=GPT_SHARDS)
+
+
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_workers_are_as_one(execute, transport, count, tmp_path):
@@ -64,12 +73,3 @@ def test_training_goes_on_with_another_number(execute, first, count, second, oth
     assert list(results) == worker_matrix.COMMON
     for way, result in results.items():
         assert result["error"] < worker_matrix.WAYS[way][2], way
-
-
-def test_heads_that_the_workers_do_not_divide():
-    step, _ = char_gpt(width=12, heads=3)
-    with (
-        new_session(2) as workers,
-        pytest.raises(ValueError, match="heads must be a multiple of the workers"),
-    ):
-        tensor_parallel(step, workers, shards=GPT_SHARDS)

@@ -51,6 +51,19 @@ def compared_with_one_worker(session, model, start):
     assert_same_bits(runs[1][1], runs[0][1])
 
 
+@pytest.mark.slow
+def test_local_batch_normalisation_is_another_function(pair):
+    """The statistics are those of a share; the replicas stay equal."""
+    step, values, data = parallel_models.convolutional()
+    single, parallel = (
+        Trainer(step, values=values),
+        data_parallel(step, pair, values=values, batch_norm="local", check_every=1),
+    )
+    losses = [(single.step(*batch).loss, parallel.step(*batch).loss) for batch in data[:3]]
+    assert abs(losses[0][0] - losses[0][1]) > 1e-4
+    parallel.session.synchronize()
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -102,19 +115,6 @@ def test_optimizers_whose_state_cannot_be_divided(pair):
     step = train_step(module_of(), LAMB(), wrt=["w", "b"])
     with pytest.raises(ValueError, match="the state of LAMB cannot be divided"):
         data_parallel(step, pair, values=START, shard_optimizer=True)
-
-
-@pytest.mark.slow
-def test_local_batch_normalisation_is_another_function(pair):
-    """The statistics are those of a share; the replicas stay equal."""
-    step, values, data = parallel_models.convolutional()
-    single, parallel = (
-        Trainer(step, values=values),
-        data_parallel(step, pair, values=values, batch_norm="local", check_every=1),
-    )
-    losses = [(single.step(*batch).loss, parallel.step(*batch).loss) for batch in data[:3]]
-    assert abs(losses[0][0] - losses[0][1]) > 1e-4
-    parallel.session.synchronize()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from relax_grad.testing.samples._sample import cast
 
 #: The operators whose gradients have kernels of their own, by family.
 FAMILIES = {
+    "region": ["vision.roi_align", "grad.roi_align*"],
     "conv": ["nn.conv[123]d", "nn.conv?d_transpose", "grad.conv*"],
     "pool": ["nn.*pool?d", "grad.*pool?d*"],
     "norm": ["nn.*norm", "nn.*softmax"],
@@ -33,7 +34,6 @@ FAMILIES = {
     "reduction": ["mean", "variance", "std", "sum", "grad.mean*"],
     "image": ["image.resize*", "image.affine_grid", "nn.pad", "grad.pad*"],
     "join": ["split", "concat", "grad.split*", "grad.concat*"],
-    "region": ["vision.roi_align", "grad.roi_align*"],
 }
 
 #: The recurrences; the matrix-vector products of a single sequence fail in TVM's rules.
