@@ -1,9 +1,8 @@
 """The plugins of this suite: parts of sweeps, draws that do not depend on loaded modules, frames
-for TVMScript, processor times, and less work for TVM."""
+for TVMScript, processor times, and shared legalizations."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import inspect
 import os
@@ -13,8 +12,6 @@ import sys
 from pathlib import Path
 
 import legalized
-import machine_code
-import numpy as np
 import pytest
 import script_frames
 import sweep
@@ -24,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from slices import check_lengths, is_in_cases, is_in_part, slice_of
-from sweep import TARGET, at_length, batches
-from tvm import relax, te, tirx, topi
+from sweep import at_length, batches
+from tvm import relax, tirx, topi
 from tvm.relax import block_builder
 from tvm.script import from_source
 
@@ -283,32 +280,3 @@ def test_equal_calls_of_tvm_share_a_function():
             assert not made(axis=[1]).same_as(first)
         assert not made(function=own).same_as(made(function=own))
     assert not made(axis=[1]).same_as(first)
-
-
-def test_fewer_passes_give_the_same_numbers():
-    x = te.placeholder((5, 6), "float32", "x")
-    total = topi.sum(topi.exp(x), axis=1)
-    module = tvm.IRModule({"main": te.create_prim_func([x, total])})
-    ran: list[list[str]] = []
-
-    @tvm.ir.instrument.pass_instrument
-    class Names:
-        def run_before_pass(self, _, info):
-            ran[-1].append(info.name)
-
-    results = []
-    data = tvm.runtime.tensor(np.linspace(-1, 1, 30, dtype="float32").reshape(5, 6))
-    for context in (machine_code.all_passes, contextlib.nullcontext):
-        ran.append([])
-        with (
-            machine_code.unoptimized(),
-            context(),
-            tvm.transform.PassContext(instruments=[Names()]),
-        ):
-            result = tvm.runtime.tensor(np.zeros(5, "float32"))
-            tvm.tirx.build(module, TARGET)["main"](data, result)
-        results.append(result.numpy())
-    np.testing.assert_array_equal(*results)
-    optimizing = set(machine_code.OPTIMIZING)
-    assert len(optimizing & set(ran[0])) > 5
-    assert not optimizing & set(ran[1])

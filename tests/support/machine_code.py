@@ -3,13 +3,11 @@
 TVM's modules of LLVM hold LLVM IR. When a module is loaded to run, TVM compiles it with all
 optimizations of the code generator, at every level of the target. At level 0, that is half of the
 time of a compilation. Here, tests get the machine code of that level instead, as
-:func:`relax_grad.testing.check_gradients` does. Before LLVM, TVM's passes over loops that only save
-time or memory are left out.
+:func:`relax_grad.testing.check_gradients` does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from contextlib import contextmanager
 
@@ -26,29 +24,11 @@ _generate = _BUILD.codegen_build
 _assemble = _program.assemble
 _optimizing = _compile.optimizing
 
-#: Passes that only make code faster or smaller; they take a fifth of the time of a compilation.
-OPTIMIZING = [
-    "s_tir.CompactBufferAllocation",
-    "s_tir.HoistIfThenElse",
-    "s_tir.LoopPartition",
-    "s_tir.RenormalizeSplitPattern",
-    "s_tir.StmtSimplify",
-    "tirx.CommonSubexprElim",
-    "tirx.RemoveNoOp",
-    "tirx.StmtSimplify",
-    "tirx.StorageRewrite",
-]
-
-_build = tvm.tirx.build
-
 #: Whether targets without a level of optimization have the level 0.
 _unoptimized = [False]
 
 #: Whether that holds for relax_grad's pipeline too.
 _pipelines = [False]
-
-#: Whether all of TVM's passes run nevertheless.
-_whole = [False]
 
 
 @contextmanager
@@ -66,34 +46,6 @@ def unoptimized(*, pipelines: bool = False):
         yield
     finally:
         _unoptimized[0], _pipelines[0] = before
-
-
-@contextmanager
-def all_passes():
-    """Run all of TVM's passes over loops, within :func:`unoptimized`."""
-    before, _whole[0] = _whole[0], True
-    try:
-        yield
-    finally:
-        _whole[0] = before
-
-
-def _build_unoptimized(mod, target=None, pipeline="default"):
-    options = tvm.target.Target(target).export() if target is not None else {}
-    is_short = _unoptimized[0] and not _whole[0] and options.get("kind") == "llvm"
-    if not is_short or options.get("opt-level", 0) != 0:
-        return _build(mod, target, pipeline)
-    context = tvm.transform.PassContext.current()
-    short = tvm.transform.PassContext(
-        opt_level=context.opt_level,
-        config=dict(context.config),
-        instruments=context.instruments,
-        disabled_pass=[*context.disabled_pass, *OPTIMIZING],
-    )
-    # A division by 0 in a branch that is never taken is an error unless passes remove it.
-    with contextlib.suppress(tvm.error.InternalError), short:
-        return _build(mod, target, pipeline)
-    return _build(mod, target, pipeline)
 
 
 def _level_of_pipelines(target: tvm.target.Target) -> tvm.target.Target:
@@ -119,23 +71,21 @@ def _codegen_build(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.
 @contextmanager
 def as_tvm_compiles():
     """Compile as TVM and relax_grad do outside of the tests."""
-    ours = _BUILD.codegen_build, _program.assemble, _compile.optimizing, tvm.tirx.build
+    ours = _BUILD.codegen_build, _program.assemble, _compile.optimizing
     pytest_unconfigure()
     try:
         yield
     finally:
-        _BUILD.codegen_build, _program.assemble, _compile.optimizing, tvm.tirx.build = ours
+        _BUILD.codegen_build, _program.assemble, _compile.optimizing = ours
 
 
 def pytest_configure() -> None:
     _BUILD.codegen_build = _codegen_build
     _program.assemble = lambda module, target: None  # it is done already
     _compile.optimizing = _level_of_pipelines
-    tvm.tirx.build = _build_unoptimized
 
 
 def pytest_unconfigure() -> None:
     _BUILD.codegen_build = _generate
     _program.assemble = _assemble
     _compile.optimizing = _optimizing
-    tvm.tirx.build = _build

@@ -4,9 +4,8 @@ TVM's pass differentiates every sample that it supports. relax_grad's pass diffe
 and, in the long sweeps, the symbolic shapes once more. ``tests/autodiff/test_gradient.py`` compares
 the two passes.
 
-The first-order tests of all dtypes compile kernels once by all of TVM's passes, with assertions on
-their arguments. Most other tests omit the assertions, which take half of the time to compile a
-kernel.
+The first-order tests of all dtypes compile kernels with assertions on their arguments. Most other
+tests omit the assertions, which take half of the time to compile a kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from machine_code import all_passes
 from sweep import TARGET, share_of_each
 from versions import REGIONS, UNEVEN_WINDOWS
 
@@ -110,8 +108,7 @@ def test_gradient_of_every_order_and_dtype(sample):
 
     TVM's pass takes no parameters in bfloat16, so relax_grad's pass differentiates there.
     """
-    with all_passes():
-        sample.check(order=1, through="tvm", target=TARGET)
+    sample.check(order=1, through="tvm", target=TARGET)
     cases = [sample.case(dtypes=dtypes_of(sample), through="tvm")]
     if "bfloat16" in sample.dtypes:
         cases.append(sample.case(order=1, dtypes=["bfloat16"]))
