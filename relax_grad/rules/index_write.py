@@ -125,8 +125,9 @@ def _mul(
     """
     data, _, updates = call.args
     factors, wide_grad = ctx.emit(widen(updates)), ctx.emit(widen(dy))
-    before = writer.scan(widen(data), factors, None, False)  # type: ignore[misc]  # only index_put has none
-    after = writer.scan(wide_grad, factors, None, True)  # type: ignore[misc]
+    assert writer.scan is not None  # index_put has none, and no such reduction
+    before = writer.scan(widen(data), factors, None, False)
+    after = writer.scan(wide_grad, factors, None, True)
     return (
         writer.write(dy, updates, "mul"),
         cast_like(ctx, relax.op.multiply(before, after), updates),

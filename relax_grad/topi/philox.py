@@ -92,10 +92,6 @@ def _low(value: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.Cast(wide, tirx.Cast(wide.replace("64", "32"), value))
 
 
-def _high(value: tirx.PrimExpr) -> tirx.PrimExpr:
-    return tirx.shift_right(value, _u64(32))
-
-
 def _long(words: Sequence) -> list:
     """Return two numbers of 64 bits."""
     return [

@@ -11,29 +11,17 @@ import tvm
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
 from compile_cuda import compile_for_cuda, missing  # noqa: E402
-from torch_elsewhere import elsewhere  # noqa: E402
+from torch_elsewhere import elsewhere, train  # noqa: E402
 
 from relax_grad.frontend.torch import wrap  # noqa: E402
 
-F, nn = torch.nn.functional, torch.nn
+nn = torch.nn
 
 
 def network():
     return nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
     )
-
-
-def train(model, x, y):
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 X, Y = torch.randn(4, 2, 6, 6), torch.randint(0, 3, (4,))

@@ -122,8 +122,9 @@ def _scan(
 ) -> list[relax.Expr]:
     start, indices, factors, *terms = call.args
     zeros = ctx.emit(relax.op.zeros_like(start))
-    through = ctx.emit(writer.scan(zeros, factors, output_grad, not reverse))  # type: ignore[misc]
-    gains = writer.scan(relax.op.ones_like(start), factors, None, reverse)  # type: ignore[misc]
+    assert writer.scan is not None  # only index_put has none
+    through = ctx.emit(writer.scan(zeros, factors, output_grad, not reverse))
+    gains = writer.scan(relax.op.ones_like(start), factors, None, reverse)
     return [
         writer.write(zeros, relax.op.multiply(output_grad, gains), "add"),
         no_grad(indices),

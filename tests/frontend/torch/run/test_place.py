@@ -10,12 +10,12 @@ import tvm
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
 from scheduled import sorted_on_host  # noqa: E402
-from torch_elsewhere import THERE, elsewhere  # noqa: E402
+from torch_elsewhere import THERE, elsewhere, train  # noqa: E402
 
 from relax_grad.frontend.torch import wrap  # noqa: E402
 from relax_grad.frontend.torch.run import place  # noqa: E402
 
-F, nn = torch.nn.functional, torch.nn
+nn = torch.nn
 
 
 @pytest.fixture
@@ -34,18 +34,6 @@ def network():
 
 
 X, Y = torch.randn(8, 6), torch.randint(0, 3, (8,))
-
-
-def train(model, x, y):
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def test_a_module_trains_where_it_is(there):
