@@ -16,11 +16,12 @@ torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("safetensors")
 
-from more_mistakes import ATTRIBUTES, MORE  # noqa: E402
 from onnx import numpy_helper, parser  # noqa: E402
 
 from relax_grad.frontend.onnx import from_model  # noqa: E402
 from relax_grad.frontend.torch import from_module, wrap  # noqa: E402
+
+from ._more_mistakes import ATTRIBUTES, MORE  # noqa: E402
 
 nn = torch.nn
 cross_entropy = nn.functional.cross_entropy

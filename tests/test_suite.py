@@ -140,7 +140,9 @@ def test_a_batch_has_each_case_once():
 def test_modules_that_tests_import_by_their_name_alone_have_different_ones():
     root = Path(__file__).parents[1]
     folders = [root / "tests" / "support", root / "examples", root / "benchmarks"]
-    names = [path.stem for folder in folders for path in folder.glob("*.py")]
+    files = [path for folder in folders for path in folder.glob("*.py")]
+    packages = [path.parent for folder in folders for path in folder.glob("*/__init__.py")]
+    names = [path.stem for path in (*files, *packages)]
     assert {name for name in names if names.count(name) > 1} <= {"__init__"}
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tvm
 from arm_programs import adjoints, losses, updates
-from kernel_case import KernelCall, KernelCase, kernel_of
 from kernel_cases import cases
+from kernel_cases.case import KernelCall, KernelCase, kernel_of
 from sweep import share
 
 import relax_grad
@@ -186,4 +186,4 @@ def test_every_family_has_a_case():
     programs = {**losses(), **updates(), **adjoints("float32", ["relax.nn.gelu"])}
     for module, _ in programs.values():
         modules |= modules_that_run(lambda module=module: relax_grad.pipeline(target)(module))
-    assert modules == MODULES, "add a case to tests/support/kernel_cases.py or arm_programs.py"
+    assert modules == MODULES, "add a case to tests/support/kernel_cases/ or arm_programs.py"

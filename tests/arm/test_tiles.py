@@ -6,7 +6,7 @@ import re
 
 import pytest
 import tvm
-from kernel_case import KernelCase, kernel_of
+from kernel_cases.case import KernelCase, kernel_of
 from tvm import relax
 
 import relax_grad

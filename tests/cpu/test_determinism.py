@@ -12,15 +12,14 @@ import pytest
 import training_steps
 import tvm
 from dispatched import flat
-from kernel_case import kernel_of
 from kernel_cases import cases
+from kernel_cases.case import kernel_of
 from machines import TARGETS, WIDEST, compile_kernels
 from processes import run_python
 from programs import to_numpy
 from sweep import share
 from tvm import relax
 
-SUPPORT = Path(__file__).parents[1] / "support"
 STEPS = {"convolutional": training_steps.convolutional, "transformer": training_steps.transformer}
 TARGET = tvm.target.Target(TARGETS[WIDEST])
 
@@ -55,7 +54,7 @@ def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
         # The pool of TVM starts with its first use, so that each forked process has one of its own.
         printed = run_python(
             f"import os, sys\nos.environ['TVM_NUM_THREADS'] = '{threads}'\n"
-            f"sys.path.insert(0, {str(SUPPORT)!r})\n"
+            f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
             f"import thread_worker\nthread_worker.main(thread_worker.Path({str(folder)!r}))\n"
         )
         digests += map(json.loads, printed.splitlines())

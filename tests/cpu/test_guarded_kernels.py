@@ -1,5 +1,5 @@
 """No kernel reads or writes out of bounds, whatever its inputs contain: see
-``guard_kernels.py``."""
+``guard/kernels.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import tvm
 import tvm.tirx.script.builder as T
 from denormals import CAN_TELL, computes_with_denormals
-from guard_kernels import run_guarded_kernels
+from guard.kernels import run_guarded_kernels
 from machines import HALVES as TARGETS_OF_HALVES
 from machines import TARGETS, WIDEST, runs_here
 from sweep import share, share_of_each
@@ -45,7 +45,7 @@ SOME = 9
 def test_every_operator_has_a_case():
     with_cases = {case.op for case in kernel_cases.cases()}
     assert sorted(with_cases) == operators_with_kernels(), (
-        "add a call of each to tests/support/kernel_cases.py (docs/kernels.md)"
+        "add a call of each to tests/support/kernel_cases/ (docs/kernels.md)"
     )
 
 

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from kernel_case import kernel_of
+from kernel_cases.case import kernel_of
 from machines import compile_kernels, of_halves
 from tvm import relax
 

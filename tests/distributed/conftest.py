@@ -13,7 +13,7 @@ from sessions import START, assert_ended, new_session
 
 import relax_grad
 
-SUPPORT = Path(__file__).parents[1] / "support"
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="package")
@@ -45,9 +45,15 @@ def mpiexec():
         pytest.skip("there is no mpiexec beside mpi4py: install a library of MPI, such as mpich")
 
     def run(task: str, count: int, *more: str):
-        places = [str(SUPPORT), str(Path(relax_grad.__file__).parents[1])]
+        places = [str(HERE.parent / "support"), str(Path(relax_grad.__file__).parents[1])]
         places += os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        program = [sys.executable, str(SUPPORT / "mpi_program.py"), task, str(count or 2), *more]
+        program = [
+            sys.executable,
+            str(HERE / "mpi_program.py"),
+            task,
+            str(count or 2),
+            *more,
+        ]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PATH": paths}
         return subprocess.run(
             [command, "-n", str(count), *program] if count else program,

@@ -8,7 +8,6 @@ import functools
 import numpy as np
 import pytest
 import tvm
-from divided_models import BATCH, CASES, MLP, MLP_SHARDS, mean_of, mlp, module_of, values_of
 from thread_workers import thread_workers
 from tvm import relax, tirx
 from tvm.relax import op
@@ -19,6 +18,8 @@ from relax_grad.distributed import along, column, join_values, row, shard_values
 from relax_grad.distributed.transform import TensorParallel
 from relax_grad.ir.bindings import bindings_of
 from relax_grad.transform import Gradient
+
+from ._divided_models import BATCH, CASES, MLP, MLP_SHARDS, mean_of, mlp, module_of, values_of
 
 
 def compiled(module, *passes):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpu_census import MULTIPROCESSORS, Kernel, kernels_of
 from tvm import relax
 
 import relax_grad
+
+from ._census import MULTIPROCESSORS, Kernel, kernels_of
 
 #: The steps of a thread, and the steps of all threads below which a kernel may leave most of the
 #: GPU idle.

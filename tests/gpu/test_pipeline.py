@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tvm
 from compile_cuda import TARGET, missing
-from gpu_steps import GOES_ON, emulated
 from late_device import OPTIONS, late_device
 from tvm import relax, tirx
 from tvm.relax import op
@@ -15,6 +14,8 @@ import relax_grad
 from relax_grad.ir.bindings import bindings_of
 from relax_grad.training import SGD, AdamW, Trainer, _device, memory_of, train_step
 from relax_grad.training._donation import donating
+
+from ._emulated_steps import GOES_ON, emulated
 
 NEEDS_CXX = pytest.mark.skipif(
     missing("g++") is not None, reason=f"{missing('g++')}: the kernels are not emulated"

@@ -3,13 +3,10 @@ TVM's lowering."""
 
 from __future__ import annotations
 
-import loop_nests
 import numpy as np
 import pytest
 import tvm
-from loop_nests import LoopNest
 from sweep import TARGET
-from tir_interpreter import run
 from tvm import relax, s_tir, tirx
 from tvm.script import tirx as T
 from tvm_ffi import structural_equal
@@ -19,9 +16,12 @@ from relax_grad.cpu.codegen import lower
 from relax_grad.ir.compat import structural_walk
 from relax_grad.ir.loops import canonicalize_loops, with_canonical_loops
 
+from ._loop_nests import SIZE, LoopNest
+from ._tir_interpreter import run
+
 pytestmark = pytest.mark.core
 
-_VALUE = np.random.default_rng(0).uniform(0.5, 1.5, (loop_nests.SIZE, loop_nests.SIZE))
+_VALUE = np.random.default_rng(0).uniform(0.5, 1.5, (SIZE, SIZE))
 _PIPELINES = {"default": TARGET, "relax_grad": relax_grad.target.host()}
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 
-import guard_faults
 import numpy as np
 import pytest
 from guard import Case, check_out_of_bounds, random, run_guarded, sample_cases
+from guard import faults as faulty
 from machines import WIDEST
 from sweep import SHARE, share
 from versions import REGIONS, WITHOUT
@@ -40,15 +40,15 @@ def test_faults_are_found():
     """Each faulty kernel is reported with its kind of fault, and hides no other fault."""
     x, index = np.array([1.0, 2, 3, 0]), np.arange(4, 0, -1) % 4
     expected = {
-        guard_faults.reads_behind: "as called, at the end: SIGSEGV",
-        guard_faults.reads_before: "as called, at the start: SIGSEGV",
-        guard_faults.reads_behind_a_workspace: "as called, at the end: SIGSEGV",
-        guard_faults.writes_behind: "as called, at the end: SIGSEGV",
-        guard_faults.leaves_an_element_out: "as called: the results depend on the memory around",
-        guard_faults.divides: "as called, at the end: SIGFPE",
-        guard_faults.reads_at_index: "integers",
-        guard_faults.reads_at_number: "floats",
-        guard_faults.counts_to: "SIGALRM",
+        faulty.reads_behind: "as called, at the end: SIGSEGV",
+        faulty.reads_before: "as called, at the start: SIGSEGV",
+        faulty.reads_behind_a_workspace: "as called, at the end: SIGSEGV",
+        faulty.writes_behind: "as called, at the end: SIGSEGV",
+        faulty.leaves_an_element_out: "as called: the results depend on the memory around",
+        faulty.divides: "as called, at the end: SIGFPE",
+        faulty.reads_at_index: "integers",
+        faulty.reads_at_number: "floats",
+        faulty.counts_to: "SIGALRM",
     }
     cases = [
         Case(function.__name__, function, [x, index][: function.__code__.co_argcount], order=0)

@@ -6,12 +6,13 @@ import json
 
 import numpy as np
 import pytest
-from devices import devices
 from static_models import ROWS, batches, digits_step
 from static_trainer import tensors_in
 
 import relax_grad
 from relax_grad.training import Trainer
+
+from ._devices import devices
 
 STEPS = 8
 DEVICES = devices()

@@ -118,10 +118,10 @@ class _Project:
             yield from self._existing(0, *(self.tests / file for file in _TESTS_OF_METADATA))
         elif self.package in path.parents:
             yield from self._of_module(self._module(path))
-        elif self.support in path.parents:
-            yield from self._of_support(path)
-        elif self.tests in path.parents and path.suffix == ".py":
+        elif self.tests in path.parents and path.name.startswith(("test_", "conftest.")):
             yield from self._of_test_file(path)
+        elif self.tests in path.parents:
+            yield from self._of_helper(path)
         elif path.suffix == ".md" and path.parent in (self.root, self.root / "docs"):
             yield from self._of_page(path)
         else:
@@ -178,28 +178,45 @@ class _Project:
         return {path: path.read_text(encoding="utf-8") for path in files}
 
     @cached_property
-    def _imported(self) -> dict[Path, set[str]]:
-        """The names of the modules that each Python file of ``tests/`` imports."""
-        modules = {}
-        for path, text in self._texts.items():
-            nodes = list(ast.walk(ast.parse(text))) if path.suffix == ".py" else []
-            imports = [
-                alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-            ]
-            froms = [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
-            modules[path] = {*imports, *filter(None, froms)}
-        return modules
+    def _imported(self) -> dict[Path, set[Path]]:
+        """The files of ``tests/`` that each Python file there imports."""
+        return {
+            path: {file for node in ast.walk(ast.parse(text)) for file in self._imports(node, path)}
+            for path, text in self._texts.items()
+            if path.suffix == ".py"
+        }
+
+    def _imports(self, node: ast.AST, user: Path) -> Iterator[Path]:
+        """Yield the files that a statement imports, relative ones and those of
+        ``tests/support/``."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from self._files_of(self.support, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            folder = user.parents[node.level - 1] if node.level else self.support
+            for alias in node.names:
+                yield from self._files_of(folder, f"{node.module or ''}.{alias.name}".lstrip("."))
+
+    def _files_of(self, folder: Path, name: str) -> Iterator[Path]:
+        """Yield the files that the import of a name loads from a folder: of ``a.b``, the packages
+        or modules ``a`` and ``a.b``."""
+        place = folder
+        for part in name.split("."):
+            yield place.joinpath(f"{part}.py")
+            place = place / part
+            yield place / "__init__.py"
 
     def _users(self, path: Path) -> Iterator[Path]:
-        """Yield the files of ``tests/`` that import or name a file."""
-        is_module = path.parent == self.support and path.suffix == ".py"
-        named = re.compile(rf"(?<![\w-]){re.escape(path.name)}(?![\w-])")
+        """Yield the files of ``tests/`` that import or name a file; a file of a package is named
+        with its folder."""
+        is_in_package = (path.parent / "__init__.py").exists()
+        name = f"{path.parent.name}/{path.name}" if is_in_package else path.name
+        named = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
         for user, text in self._texts.items():
-            imports = is_module and path.stem in self._imported[user]
-            if user != path and (imports or named.search(text)):
+            if user != path and (path in self._imported.get(user, ()) or named.search(text)):
                 yield user
 
-    def _of_support(self, changed: Path) -> Iterator[tuple[str, int]]:
+    def _of_helper(self, changed: Path) -> Iterator[tuple[str, int]]:
         """Yield the tests that use a file, directly or through other files of ``tests/``."""
         distances, queue = {changed: 0}, [changed]
         for path in queue:
@@ -219,7 +236,7 @@ class _Project:
 
     def _naming(self, path: Path, distance: int) -> Iterator[tuple[str, int]]:
         """Yield the test files that name a file, directly or through other files of ``tests/``."""
-        for test, further in self._of_support(path):
+        for test, further in self._of_helper(path):
             yield test, distance + further - 1
 
     # Pages.

@@ -82,7 +82,7 @@ def _guards() -> Forks:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "TVM_NUM_THREADS": "1",
     }
-    forks = Forks(environment, _WITHOUT_TORCH + "import guard_kernels, guard_worker")
+    forks = Forks(environment, _WITHOUT_TORCH + "import guard.kernels, guard.worker")
     atexit.register(forks.close)
     return forks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch_zoo_dense import unet
+from torch_zoo.dense import unet
 
 from relax_grad.frontend.torch import from_module
 from relax_grad.training import SGD, train_step

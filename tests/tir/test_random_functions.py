@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from random_gradients import Result, check, in_float64
 from sweep import SHARE
 
 from relax_grad.testing.fuzz.tir.programs import draw
+
+from ._random_gradients import Result, check, in_float64
 
 
 def _check(seed: int, numbers) -> list[Result]:

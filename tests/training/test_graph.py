@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tvm
 from compile_cuda import missing
-from graph_driver import OPTIONS, emulated_graphs, without_graphs
 from training_models import START, batches, module_of
 from tvm import relax
 from tvm.relax import op
@@ -17,6 +16,8 @@ from tvm.relax import op
 from relax_grad.gpu import devices
 from relax_grad.gpu.graphs import CAPTURED, add_graphs
 from relax_grad.training import SGD, AdamW, Trainer, _graph, train_step
+
+from ._graph_driver import OPTIONS, emulated_graphs, without_graphs
 
 NEEDS_CXX = pytest.mark.skipif(
     missing("g++") is not None, reason="g++ is not installed: no emulation"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from kernel_case import kernel_of
 from kernel_cases import cases
+from kernel_cases.case import kernel_of
 from machines import compile_kernels
 from sweep import share
 from tvm.target import codegen

@@ -12,7 +12,6 @@ import pytest
 import tvm
 from processes import run_python
 from programs import run
-from stored_steps import run_steps
 from tvm import relax
 from tvm.ir import GlobalVar
 from tvm.relax import op
@@ -26,7 +25,7 @@ from relax_grad.training import SGD, AdamW, train_step
 from relax_grad.training._donation import donating
 from relax_grad.transform import DispatchKernels, FuseSiblings
 
-SUPPORT = Path(__file__).parents[2] / "support"
+from .stored_steps import run_steps
 
 OPTIMIZERS = {
     "sgd": SGD(0.1),
@@ -129,7 +128,7 @@ def test_the_bits_with_one_thread_and_two(tmp_path):
     printed = [
         run_python(
             f"import os, sys\nos.environ['TVM_NUM_THREADS'] = '{threads}'\n"
-            f"sys.path.insert(0, {str(SUPPORT)!r})\n"
+            f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
             f"import stored_steps\nstored_steps.main({str(tmp_path)!r})\n"
         )
         for threads in (1, 2)

@@ -14,12 +14,13 @@ onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: ex
 torch = pytest.importorskip("torch", reason="PyTorch, the reference, is not installed")
 
 import onnx_models as models  # noqa: E402
-import torch_exported as networks  # noqa: E402
-from torch_exported import IMAGE, STEPS, Network  # noqa: E402
 from tvm import relax  # noqa: E402
 
 from relax_grad.frontend.onnx import from_model  # noqa: E402
 from relax_grad.frontend.onnx.operators import support as support  # noqa: E402
+
+from . import _exported_networks as networks  # noqa: E402
+from ._exported_networks import IMAGE, STEPS, Network  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 

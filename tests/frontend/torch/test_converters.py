@@ -8,8 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
 from sweep import share  # noqa: E402
-from torch_cases import FAMILIES  # noqa: E402
 from torch_operators import check_all  # noqa: E402
+
+from .converter_cases import FAMILIES  # noqa: E402
 
 #: The number of cases that one module has, which saves time of compilation.
 TOGETHER = 60

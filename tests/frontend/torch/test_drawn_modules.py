@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
 from sweep import share  # noqa: E402
-from torch_drawn_modules import check_training, check_wrapped  # noqa: E402
+
+from ._drawn_modules import check_training, check_wrapped  # noqa: E402
 
 #: Seeds of the suite that runs always.
 FEW = 4

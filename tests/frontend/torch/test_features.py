@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
 from torch_models import check, compiled, set_seeds, tensor_of  # noqa: E402
-from torch_zoo_parts import Lossy, normal  # noqa: E402
+from torch_zoo.parts import Lossy, normal  # noqa: E402
 
 from relax_grad.frontend.torch import from_module, wrap  # noqa: E402
 from relax_grad.training import AdamW, Trainer, train_step  # noqa: E402

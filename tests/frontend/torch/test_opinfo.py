@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed:
 
 from sweep import share  # noqa: E402
 from torch_operators import check_all  # noqa: E402
-from torch_opinfo import at_edges, operators, samples, wrong  # noqa: E402
+
+from ._opinfo import at_edges, operators, samples, wrong  # noqa: E402
 
 #: The numbers of parts of the sweeps; the samples of a part are compiled together.
 PARTS, PARTS_OF_EDGES = 64, 16

@@ -9,10 +9,11 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed:
 
 from sweep import share  # noqa: E402
 from torch_models import check, compiled  # noqa: E402
-from torch_transformers import FAMILIES, REFUSED, Model, sequence  # noqa: E402
 
 from relax_grad.errors import UnsupportedOperatorError  # noqa: E402
 from relax_grad.frontend.torch import from_module  # noqa: E402
+
+from .transformers import FAMILIES, REFUSED, Model, sequence  # noqa: E402
 
 #: The models of the suite that runs always.
 FEW = [("plain", "encoder_layer-gelu-first"), ("decoders", "gpt2-sdpa"), ("adapters", "lora-gpt2")]

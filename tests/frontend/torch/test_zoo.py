@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed:
 
 from sweep import share  # noqa: E402
 from torch_models import check, set_seeds  # noqa: E402
-from torch_zoo import FAMILIES, MODELS  # noqa: E402
+from torch_zoo.families import FAMILIES, MODELS  # noqa: E402
 
 from relax_grad.frontend.torch import UnsupportedOperatorError, from_module  # noqa: E402
 

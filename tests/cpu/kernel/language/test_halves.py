@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from kernel_case import KernelCall, KernelCase, kernel_of
+from kernel_cases.case import KernelCall, KernelCase, kernel_of
 from machines import TARGETS, WIDEST, compile_kernels, runs_here
 from sweep import share
 

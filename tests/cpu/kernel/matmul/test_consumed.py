@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from guard_consumed import consumer_of, shapes_of
+from guard.consumed import consumer_of, shapes_of
 from machines import WIDEST, Run, each_target, run_kernels
 from processes import run_guard
 
@@ -56,6 +56,6 @@ def test_products_that_are_not_consumable():
 
 
 def test_no_access_out_of_bounds():
-    code, output, errors = run_guard("guard_consumed", WIDEST, SIZES)
+    code, output, errors = run_guard("guard.consumed", WIDEST, SIZES)
     assert code == 0, errors[-2000:]
     assert output.splitlines() == [f"product{i}" for i in range(len(SIZES))]

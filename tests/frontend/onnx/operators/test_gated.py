@@ -8,12 +8,13 @@ import pytest
 
 onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
 
-import onnx_microsoft as microsoft  # noqa: E402
 import onnx_models as models  # noqa: E402
-import onnx_operators as operators  # noqa: E402
-from onnx_microsoft import case, shifted  # noqa: E402
 
 from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+
+from . import cases as operators  # noqa: E402
+from .cases import microsoft  # noqa: E402
+from .cases.microsoft import case, shifted  # noqa: E402
 
 
 def sigmoid(x):

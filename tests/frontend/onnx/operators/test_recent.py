@@ -11,11 +11,12 @@ if onnx.defs.onnx_opset_version() < 28:
     pytest.skip("this version of onnx has no operators of version 28", allow_module_level=True)
 
 import onnx_models as models  # noqa: E402
-import onnx_operators as operators  # noqa: E402
 from onnx_models import node, normal  # noqa: E402
-from onnx_operators import RNG, integers, scalar, symmetric  # noqa: E402
 
 from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+
+from . import cases as operators  # noqa: E402
+from .cases import RNG, integers, scalar, symmetric  # noqa: E402
 
 
 def case(kind, *operands, count=1, **attributes):

@@ -10,11 +10,12 @@ onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: ex
 
 import onnx_models as models  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-from onnx_operators import Case, chain, check, floats, integers, node, scalar, symmetric  # noqa: E402
 from tvm import relax  # noqa: E402
 
 import relax_grad  # noqa: E402
 from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+
+from .cases import Case, chain, check, floats, integers, node, scalar, symmetric  # noqa: E402
 
 OPSET = min(23, onnx.defs.onnx_opset_version())
 

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
 import sweep  # noqa: E402
-import torch_writes  # noqa: E402
 import tvm  # noqa: E402
 from torch_models import torch_values, tvm_value  # noqa: E402
 from torch_operators import Case, check_all, imported, machine  # noqa: E402
@@ -21,6 +20,8 @@ from relax_grad.frontend.torch import (  # noqa: E402
     from_module,
 )
 from relax_grad.frontend.torch.export import writes as tables  # noqa: E402
+
+from . import _written_programs  # noqa: E402
 
 F = torch.nn.functional
 
@@ -91,9 +92,9 @@ def test_random_programs_are_equal_or_refused(first):
     count = max(25, round(100 * sweep.SHARE)) if first else 12
     outcomes = {}
     for seed in range(1000 * first, 1000 * first + count):
-        source, names = torch_writes.program(seed), {"torch": torch}
+        source, names = _written_programs.program(seed), {"torch": torch}
         exec(compile(source, "program.py", "exec"), names)
-        outcomes[source] = torch_writes.outcome(names["f"])
+        outcomes[source] = _written_programs.outcome(names["f"])
     kinds = Counter(outcome.split()[0] for outcome in outcomes.values())
     wrong = [
         f"{outcome}\n{source}"
@@ -200,7 +201,7 @@ def _assigned(w, x, b):
     "function", [_detached, _detached_view, _shared, _through_data, _nested, _leaf]
 )
 def test_gradients_that_a_detach_cuts(function):
-    assert torch_writes.outcome(function) == "equal"
+    assert _written_programs.outcome(function) == "equal"
 
 
 @pytest.mark.parametrize(
@@ -217,9 +218,9 @@ def test_gradients_that_a_detach_cuts(function):
     ],
 )
 def test_writes_that_are_refused_name_their_line(function, operator, line):
-    module = torch_writes.Module(function)
+    module = _written_programs.Module(function)
     with pytest.raises(UnsupportedOperatorError) as caught:
-        from_module(module, (torch_writes.DATA,))
+        from_module(module, (_written_programs.DATA,))
     assert operator in str(caught.value)
     assert line in str(caught.value)
     assert "test_writes.py:" in str(caught.value)
@@ -290,8 +291,8 @@ def _after_writes(names):
 
 def test_graphs_of_operators_that_write():
     assert len(WRITES) > 75
-    if torch_writes.outcome(_after_writes(WRITES)) != "equal":
-        outcomes = {name: torch_writes.outcome(_after_writes([name])) for name in WRITES}
+    if _written_programs.outcome(_after_writes(WRITES)) != "equal":
+        outcomes = {name: _written_programs.outcome(_after_writes([name])) for name in WRITES}
         raise AssertionError(
             {name: outcome for name, outcome in outcomes.items() if outcome != "equal"}
         )

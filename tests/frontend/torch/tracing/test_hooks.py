@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
-from torch_zoo_parts import normal  # noqa: E402
+from torch_zoo.parts import normal  # noqa: E402
 
 from relax_grad.frontend.torch import UnsupportedOperatorError, from_module, wrap  # noqa: E402
 

@@ -1,0 +1,1 @@
+"""Small models of well-known families, as PyTorch modules."""
