@@ -10,7 +10,8 @@ import arm
 import numpy as np
 import pytest
 import tvm
-from arm_programs import Case, adjoints, flat, losses, random_numbers, updates
+from arm_programs import Case, adjoints, losses, random_numbers, updates
+from programs import flat
 from sweep import share
 from training_steps import convolutional, transformer
 from tvm import relax

@@ -7,6 +7,7 @@ import re
 import arm
 import numpy as np
 import pytest
+from trainer_programs import write_data
 from training_models import START, batches, digits_of_torch, module_of
 
 import relax_grad
@@ -35,12 +36,6 @@ OPTIMIZERS = {
         LAMB(0.02),
     )
 }
-
-
-def write_data(path, **arrays) -> None:
-    from safetensors.numpy import save_file
-
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
 
 
 def train(programs, folder, data, *options) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from programs import flat, to_numpy
 from tvm import relax
 
 import relax_grad
@@ -22,13 +23,7 @@ def results(step, module, batch):
     numbers = [np.array(value, "float64") for value in step.hyperparameters.values()]
     scalars = map(tvm.runtime.tensor, (*batch, *numbers, np.array(0, "int64")))
     groups = [list(group.values()) for group in step.initial()]
-    return flat(machine["step"](*scalars, *groups))
-
-
-def flat(value):
-    if hasattr(value, "numpy"):
-        return [value.numpy()]
-    return [leaf for part in value for leaf in flat(part)]
+    return flat(to_numpy(machine["step"](*scalars, *groups)))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import tvm
-from sweep import TARGET
+from programs import run
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
@@ -30,11 +30,6 @@ def module(build, *params):
 
 def transpose(array, plain, layout):
     return np.ascontiguousarray(array.transpose([plain.index(name) for name in layout]))
-
-
-def run(mod, *inputs):
-    machine = relax.VirtualMachine(tvm.compile(mod, target=TARGET), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
 
 
 @pytest.mark.parametrize("batch", [2, None], ids=["static", "symbolic"])
@@ -108,7 +103,7 @@ def test_conv2d_takes_axes_by_name(data_layout, kernel_layout, out_layout):
         tensor("w", *inputs[1].shape, dtype="float64"),
     )
     expected = transpose(reference(data, weight, **attrs), "NCHW", out_layout or data_layout)
-    np.testing.assert_allclose(run(mod, *inputs), expected, 1e-12, 1e-12)
+    np.testing.assert_allclose(run(mod, "main", *inputs), expected, 1e-12, 1e-12)
 
 
 def pads(padding):
@@ -165,7 +160,7 @@ def test_conv_of_other_ranks_takes_axes_by_name(torch, data_layout, kernel_layou
         tensor("w", *inputs[1].shape, dtype="float64"),
     )
     expected = transpose(expected.numpy(), f"NC{spatial}", out_layout or data_layout)
-    np.testing.assert_allclose(run(mod, *inputs), expected, 1e-12, 1e-12)
+    np.testing.assert_allclose(run(mod, "main", *inputs), expected, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +207,7 @@ def test_transposes_in_every_layout(torch, data_layout, kernel_layout, out_layou
         tensor("w", *inputs[1].shape, dtype="float64"),
     )
     expected = transpose(expected, f"NC{spatial}", out_layout or data_layout)
-    np.testing.assert_allclose(run(mod, *inputs), expected, 1e-12, 1e-12)
+    np.testing.assert_allclose(run(mod, "main", *inputs), expected, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("layouts", [{}, NHWC], ids=["NCHW", "NHWC"])
@@ -265,7 +260,7 @@ def test_out_dtype():
             data,
             weight,
         )
-        result = run(mod, *ones)
+        result = run(mod, "main", *ones)
         assert result.dtype == dtype
         assert result.max() == 8
         mod = module(
@@ -274,7 +269,7 @@ def test_out_dtype():
             data,
             weight,
         )
-        result = run(mod, *ones)
+        result = run(mod, "main", *ones)
         assert result.dtype == dtype
         assert result.max() == 9
 

@@ -1,7 +1,7 @@
 """No kernel reads or writes out of bounds, for any values of the inputs.
 
 Every kernel of the differentiated samples runs between inaccessible pages, with its own values and
-with extreme ones (see ``guard.py``). Further cases run in the same way; their shapes and attributes
+with extreme ones (see ``guard``). Further cases run in the same way; their shapes and attributes
 are edge cases, or drawn in ``test_out_of_bounds_drawn.py``.
 """
 
@@ -378,7 +378,7 @@ def test_regions(op, machine):
             for i, attributes in enumerate(settings)
         ],
         machine=machine,
-        time_limit=5,  # a region of 3e9 samples uses all of it: ENDLESS in guard.py
+        time_limit=5,  # a region of 3e9 samples uses all of it: guard.ENDLESS
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from programs import run
 from sweep import TARGET
 from tvm import relax, tirx
 
@@ -87,11 +88,6 @@ def test_symbolic_extents(make):
         )
 
 
-def run(module, *inputs):
-    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
-
-
 def forward_module(name, data, **attrs):
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(data.shape, data.dtype.name))
@@ -115,10 +111,10 @@ def test_pooling_to_another_layout(kind, rank):
         attrs = {**sizes, "padding": (1, 0, 0, 0, 1, 0)[: 2 * rank], "ceil_mode": True}
     if kind == "avg":
         attrs["count_include_pad"] = True
-    same = run(forward_module(name, data, layout=layout, **attrs), data)
+    same = run(forward_module(name, data, layout=layout, **attrs), "main", data)
     expected = same.transpose([layout.index(axis) for axis in out_layout])
     module = forward_module(name, data, layout=layout, out_layout=out_layout, **attrs)
-    np.testing.assert_array_equal(run(module, data), expected)
+    np.testing.assert_array_equal(run(module, "main", data), expected)
 
 
 @pytest.mark.parametrize("out_layout", [None, "NWC"])
@@ -126,7 +122,7 @@ def test_adaptive_avg_pool1d_without_an_output_size(out_layout):
     data = np.random.default_rng(0).normal(size=(2, 3, 4))
     module = forward_module("adaptive_avg_pool1d", data, out_layout=out_layout)
     expected = data.transpose(0, 2, 1) if out_layout else data
-    np.testing.assert_array_equal(run(module, data), expected)
+    np.testing.assert_array_equal(run(module, "main", data), expected)
 
 
 @pytest.mark.parametrize(

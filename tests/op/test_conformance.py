@@ -24,6 +24,7 @@ from backward_calls import (
     remade,
     with_extents,
 )
+from calls import type_of
 from sweep import TARGET
 from tvm import relax, tirx
 from tvm.ir import Op
@@ -58,10 +59,6 @@ ANY_OUTPUT_GRAD = {
 
 def short(name: str) -> str:
     return name.removeprefix("relax.grad.")
-
-
-def infer(call: relax.Call) -> relax.Type:
-    return relax.BlockBuilder().normalize(call).ty
 
 
 def module_of(items: list[Found]) -> tvm.IRModule:
@@ -102,7 +99,7 @@ def test_builder_and_type_inference(name):
         assert call.op.name == name
         assert structural_equal(call.attrs, item.call.attrs)
         assert len(call.args) == len(item.call.args)
-        assert structural_equal(infer(call), item.call.ty)
+        assert structural_equal(type_of(call), item.call.ty)
         for param in params:
             assert isinstance(param.ty, relax.TensorType)
 
@@ -112,7 +109,7 @@ def test_result_is_where_the_arguments_are(name):
     kind = relax.VDevice if hasattr(relax, "VDevice") else tvm.ir.VDevice  # TVM 0.26
     vdevice = kind("llvm", 1)
     for item in found_calls()[name]:
-        result = infer(remade(item.call, vdevice=vdevice)[1])
+        result = type_of(remade(item.call, vdevice=vdevice)[1])
         fields = result.fields if isinstance(result, relax.TupleType) else [result]
         assert all(field.vdevice == vdevice for field in fields), (item.call, result)
 
@@ -160,9 +157,9 @@ def test_symbolic_shapes(name):
     items = found_calls(symbolic=True)[name]
     calls = [(item.call, at_sample(item.sample)) for item in items]
     for call, extents in calls or [symbolic_batch(found_calls()[name][0].call)]:
-        symbolic = infer(remade(call)[1])
+        symbolic = type_of(remade(call)[1])
         assert structural_equal(
-            with_extents(symbolic, extents), infer(remade(call, extents=extents)[1])
+            with_extents(symbolic, extents), type_of(remade(call, extents=extents)[1])
         )
 
 
@@ -279,7 +276,7 @@ def refused(name: str, args, attrs, kinds, *words: str) -> bool:
     """Tell whether a call is refused; the exception must be one of Python's and explain the
     error."""
     try:
-        infer(relax.Call(Op.get(name), list(args), attrs))
+        type_of(relax.Call(Op.get(name), list(args), attrs))
     except Exception as raised:
         error = raised
     else:

@@ -3,7 +3,7 @@ numbers, updates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 import numpy as np
@@ -95,10 +95,3 @@ def random_numbers() -> dict[str, Case]:
     }
     seed = [np.array(11, "int64")]
     return {name: (build([tensor("seed", (), "int64")], body), seed) for name, body in made.items()}
-
-
-def flat(value) -> list[np.ndarray]:
-    """Return the arrays of nested lists."""
-    if isinstance(value, Sequence):
-        return [leaf for item in value for leaf in flat(item)]
-    return [value]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tvm
-from programs import run
+from programs import flat, run
 from tvm import relax
 
 import relax_grad
@@ -40,10 +40,6 @@ def run_both(module: tvm.IRModule, name: str, values: Sequence[np.ndarray], targ
     stock = tvm.target.Target({**target.export(), "opt-level": 0})
     with without_assertions():
         return ours, run(module, name, *values, target=stock)
-
-
-def flat(value) -> list[np.ndarray]:
-    return [leaf for item in value for leaf in flat(item)] if isinstance(value, list) else [value]
 
 
 def check_dispatch(

@@ -57,6 +57,11 @@ def to_numpy(value):
     return value.numpy() if hasattr(value, "numpy") else [to_numpy(item) for item in value]
 
 
+def flat(value) -> list:
+    """Return the tensors of nested lists."""
+    return [leaf for item in value for leaf in flat(item)] if isinstance(value, list) else [value]
+
+
 def gradients(module: tvm.IRModule, *values) -> list:
     """Differentiate ``main``, and return the gradients of its adjoint function, compiled alone."""
     adjoint = Gradient("main")(module)
@@ -95,7 +100,7 @@ def check(module: tvm.IRModule, *values, at: Sequence[int] = (0,), **settings) -
 
     result, gradients = call("main_adjoint", values)
     expected = call("main", values)
-    for leaf, wanted in zip(_flat(result), _flat(expected), strict=True):
+    for leaf, wanted in zip(flat(result), flat(expected), strict=True):
         np.testing.assert_array_equal(leaf, wanted)
     assert len(gradients) == len(at)
     for gradient, position in zip(gradients, at, strict=True):
@@ -115,7 +120,3 @@ def _central_differences(loss, values, position: int, step: float = 1e-5) -> np.
             moved.append(loss([*values[:position], value, *values[position + 1 :]]))
         slopes[index] = (moved[0] - moved[1]) / (2 * step)
     return slopes
-
-
-def _flat(value) -> list:
-    return [leaf for item in value for leaf in _flat(item)] if isinstance(value, list) else [value]

@@ -10,21 +10,14 @@ import tvm
 from dispatched import HOST
 from in_place import add_to
 from programs import build, is_sound, run, tensor, to_numpy
+from sums import names_in
 from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax import op
 
-from relax_grad.ir.bindings import bindings_of
 from relax_grad.transform import DivideSlices
 
 RNG = np.random.default_rng(0)
-
-
-def names_in(function) -> list[str]:
-    values = [binding.value for binding in bindings_of(function.body)]
-    return [
-        value.op.name.removeprefix("relax.") for value in values if isinstance(value, relax.Call)
-    ]
 
 
 def divided(module, name="main"):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import tvm
 from programs import build, tensor
+from sums import total_of
 from tvm import relax
 from tvm.relax import op
 
@@ -166,7 +167,7 @@ def test_variables_are_not_looked_up_in_lists(by):
 
     def lines(count):
         params = [tensor(f"x{i}", ()) for i in range(count)]
-        module = build(params, lambda bb, *tensors: _sum_of(bb, tensors))
+        module = build(params, lambda bb, *tensors: total_of(bb, tensors))
         wrt = [param.name if by == "name" else param for param in module["main"].params]
         return lines_of(lambda: relax_grad.value_and_grad(module, wrt=wrt))
 
@@ -203,7 +204,7 @@ def test_slices_are_joined_and_divided_in_linear_time(make):
                 for i, grad in enumerate(tensors)
             ]
             rows = [bb.emit(op.strided_slice(whole, [0], [i], [i + 1])) for i in range(count)]
-            return relax.Tuple([_sum_of(bb, slices), *rows])
+            return relax.Tuple([total_of(bb, slices), *rows])
 
         module = build([tensor("whole", shape, "float32"), *params], body)
         return lines_of(lambda: make()(module))
@@ -220,7 +221,7 @@ def test_products_are_joined_in_linear_time():
         def body(bb, *tensors):
             pairs = zip(tensors[:count], tensors[count:], strict=True)
             terms = [bb.emit(op.matmul(bb.emit(op.permute_dims(a)), b)) for a, b in pairs]
-            return _sum_of(bb, terms)
+            return total_of(bb, terms)
 
         module = build(params, body)
         return lines_of(lambda: JoinProducts()(module))
@@ -228,13 +229,6 @@ def test_products_are_joined_in_linear_time():
     few, more, most = map(lines, (20, 40, 80))
     assert few > 20
     assert most - more <= MOST * (more - few)
-
-
-def _sum_of(bb, tensors):
-    total = tensors[0]
-    for term in tensors[1:]:
-        total = bb.emit(op.add(total, term))
-    return total
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from programs import flat, to_numpy
 from sweep import TARGET, share
 from tvm import relax
 from versions import WITHOUT
@@ -53,13 +54,7 @@ def run(modules, pipeline, target, values):
     machine = relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
     for number, (arrays, is_adjoint) in enumerate(values, start=1):
         name = f"main_{number}_adjoint" if is_adjoint else f"main_{number}"
-        yield flat(machine[name](*map(tvm.runtime.tensor, arrays)))
-
-
-def flat(value):
-    if hasattr(value, "numpy"):
-        return [value.numpy()]
-    return [leaf for item in value for leaf in flat(item)]
+        yield flat(to_numpy(machine[name](*map(tvm.runtime.tensor, arrays))))
 
 
 def check(cases, dtype, target=TARGET):
