@@ -132,6 +132,11 @@ class Signature:
             values[self.seed] = seed
         return [values[at] for at in range(self.num_params)]
 
-    def types(self, function: relax.Function, group: str) -> dict[str, relax.Type]:
-        """Return the types of a group of parameters by their names."""
-        return {name: function.params[at].ty for name, at in getattr(self, group).items()}
+    def types(self, function: relax.Function) -> dict[str, dict[str, relax.Type]]:
+        """Return the types of the parameters by their groups, of which ``batch`` is one, and by
+        their names."""
+        groups = {"batch": self.batch, **self.groups}
+        return {
+            group: {name: function.params[at].ty for name, at in places.items()}
+            for group, places in groups.items()
+        }

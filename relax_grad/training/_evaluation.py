@@ -37,7 +37,7 @@ class Evaluation:
                 '{"accuracy": lambda output, target: np.mean(output.argmax(1) == target)}, but it '
                 f"is {described(metrics)}"
             )
-        has_loss = "loss" not in metrics and not self._step._source.has_modes
+        has_loss = "loss" not in metrics and not self._step._recipe.source.has_modes
         if not has_loss and not metrics:
             raise ValueError(
                 "metrics must be given: the loss of a PyTorch import is a function in training "
@@ -66,7 +66,7 @@ class Evaluation:
         return {name: total / count for name, total in totals.items()}
 
     def _loss_of(self, trainer: Any, tensors: Mapping[str, tvm.runtime.Tensor], ema: bool) -> float:
-        source = self._step._source
+        source = self._step._recipe.source
         name = source.evaluation or source.name
         function = source.module[name]
         if self._loss is None:

@@ -303,13 +303,13 @@ def digest_of(step: Any) -> str:
     It depends on the loss, its optimizer and its options, and is the same on every target: a state
     that one machine saves may go to the folder of another one.
     """
-    source, (groups, settings) = step._source, step._recipe
+    source, groups = step._recipe.source, step._recipe.groups
     try:
         described = programs.description(source.module)
     except TypeError:  # an attribute is a packed function, which has a name in the text at best
         described = [source.module.script(show_meta=False)]
     # Recomputation changes no result.
-    settings = dataclasses.replace(settings, remat=None)
+    settings = dataclasses.replace(step._recipe.settings, remat=None)
     types = [_tensors(getattr(step, group)) for group in ("batch", *GROUPS)]
     parts = [source.name, described, repr(groups), repr(settings), types, step.hyperparameters]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -243,7 +243,7 @@ _REMEDY = "; check_inputs=False leaves such values to the compiled step, whose r
 
 def ranges_of(step: Any) -> tuple[IndexRange, ...]:
     """Return the ranges of the indices and classes in the batch of a ``TrainStep``."""
-    source = step._source
+    source = step._recipe.source
     return _decided(index_ranges(source.module, source.name, step.batch), step.batch)
 
 
@@ -277,7 +277,7 @@ def _decided(
 
 def checks_of(step: Any) -> tuple[ExtentCheck, ...]:
     """Return the conditions on the symbolic extents in the batch of a ``TrainStep``."""
-    return extent_checks(step._source.module, step._source.name)
+    return extent_checks(step._recipe.source.module, step._recipe.source.name)
 
 
 def forward_checks_of(step: Any) -> tuple[ExtentCheck, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import tvm
 from tvm import relax
@@ -79,6 +80,12 @@ class Source:
     @property
     def function(self) -> relax.Function:
         return self.module[self.name]
+
+    @cached_property
+    def types(self) -> dict[str, dict[str, relax.TensorType]]:
+        """The types of the parameters by their groups, of which ``batch`` is one, and by their
+        names."""
+        return self.signature.types(self.function)
 
 
 def source_of(

@@ -13,19 +13,19 @@ import tvm
 from tvm import relax
 
 from .._progress import shown
-from .._validation import alternatives, check_integer, described, matching
+from .._validation import alternatives, described
 from ..ir.compat import dtype_of
-from ..ir.remat import checked
 from ..ir.signature import GROUPS
 from ..ir.summary import summary
 from . import _export
-from ._build import Build, Differentiate, Group, Settings
-from ._names import of_file, of_groups
+from ._build import module_of
+from ._names import of_file
 from ._packing import packed
 from ._precision import half_of, under_autocast
+from ._recipe import Differentiate, Recipe, Settings, Workers
 from ._rows import OtherRows, other_rows
-from ._slots import EMA, LR, MASTER, WEIGHT_DECAY, Hyperparameter, Slot
-from ._source import Forward, Source, source_of
+from ._slots import EMA, MASTER, Slot
+from ._source import Forward, source_of
 from ._state import check_seed
 from ._tensors import Tensors, as_tensor, shape_of
 from .history import COUNTERS, History
@@ -99,9 +99,7 @@ class TrainStep:
     outputs: tuple[str, ...]
     accumulate: int
     forward: Forward | None
-    _source: Source
-    _fills: dict[str, float]
-    _recipe: tuple[list[Group], Settings]
+    _recipe: Recipe
     #: The step for batches of other sizes, if the model is an import of one size.
     _other_rows: OtherRows | None = None
 
@@ -119,11 +117,11 @@ class TrainStep:
 
     def for_workers(self, differentiate: Differentiate, shards: int = 1) -> TrainStep:
         """Return this step with another differentiation of its loss, and with parts of the
-        optimizer's state; see ``Build``.
+        optimizer's state; see ``Workers``.
 
         Its first metric is ``own_loss``.
         """
-        return _made(self._source, *self._recipe, differentiate, shards)
+        return _made(replace(self._recipe, workers=Workers(differentiate, shards)))
 
     def with_parts(
         self,
@@ -132,7 +130,7 @@ class TrainStep:
         differentiate: Differentiate | None = None,
         shards: int = 1,
     ) -> TrainStep:
-        """Return this step for a worker that has parts of some parameters; see ``Build``.
+        """Return this step for a worker that has parts of some parameters; see ``Workers``.
 
         Parameters
         ----------
@@ -147,14 +145,15 @@ class TrainStep:
             The number of groups among whose workers of the same place the optimizer's state is
             divided.
         """
-        source = self._source
+        source = self._recipe.source
         changed = replace(source, module=rewrite(source.module, source.name))
-        return _made(changed, *self._recipe, differentiate, shards, divided)
+        workers = Workers(differentiate, shards, divided)
+        return _made(replace(self._recipe, source=changed, workers=workers))
 
     def places(self) -> dict[str, int]:
         """Return the positions of parameters and frozen parameters in the loss's function, by their
         names."""
-        return {**self._source.signature.params, **self._source.signature.frozen}
+        return {**self._recipe.source.signature.params, **self._recipe.source.signature.frozen}
 
     def initial(
         self, values: Mapping[str, object] | None = None
@@ -186,7 +185,7 @@ class TrainStep:
         def taken(types: Mapping[str, relax.TensorType]) -> Tensors:
             group = {}
             for name, ty in types.items():
-                value = left.pop(name, self._source.values.get(name))
+                value = left.pop(name, self._recipe.source.values.get(name))
                 if value is None:
                     raise ValueError(
                         f"values: {name} is missing; its type is {ty}: pass "
@@ -208,9 +207,7 @@ class TrainStep:
             if slot.param is not None and slot.kind in (MASTER, EMA):
                 value = params[slot.param].numpy().astype(dtype)
             else:
-                value = np.zeros(shape_of(ty), dtype)
-                if self._fills[name]:
-                    value[...] = self._fills[name]
+                value = np.full(shape_of(ty), self._recipe.slots[name][1], dtype)
             slots[name] = tvm.runtime.tensor(value)
         return params, frozen, states, slots
 
@@ -372,123 +369,47 @@ def train_step(
     >>> list(step.optimizer_state), list(step.batch), step.hyperparameters
     (['step', 'momentum_buffer/w'], ['x'], {'lr': 0.001})
     """
-    accumulate, remat = check_integer("accumulate", accumulate, 1), checked(remat)
-    _check_numbers(clip_norm, clip_value, loss_scale, ema)
-    for name, value in (("skip_nonfinite", skip_nonfinite), ("outputs", outputs)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, but it is {value!r}")
-    model, dtype = under_autocast(model, half_of(precision))
-    source = source_of(model, func_name, wrt, states, loss, targets, dtype)
-    groups = _groups(optimizer, source)
     settings = Settings(
-        accumulate, clip_norm, clip_value, loss_scale, ema, skip_nonfinite, outputs, remat
+        accumulate=accumulate,
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+        loss_scale=loss_scale,
+        ema=ema,
+        skip_nonfinite=skip_nonfinite,
+        outputs=outputs,
+        remat=remat,
     )
-    if isinstance(remat, int):
-        _check_constant(source)
+    model, dtype = under_autocast(model, half_of(precision))
+    selected = partial(
+        source_of, func_name=func_name, wrt=wrt, states=states, loss=loss, dtype=dtype
+    )
+    recipe = Recipe.of(selected(model, targets=targets), optimizer, settings)
 
     def of_other_rows(imported: object, types: Mapping | None) -> TrainStep:
-        if isinstance(remat, int):
+        if settings.has_budget:
             raise ValueError("remat is a budget in bytes, which needs a fixed number of rows")
-        other = source_of(imported, func_name, wrt, states, loss, types, dtype)
-        return _made(other, groups, settings)
+        return _made(replace(recipe, source=selected(imported, targets=types)))
 
     with shown("differentiating the loss"):
-        step = _made(source, groups, settings)
+        step = _made(recipe)
     return replace(step, _other_rows=other_rows(model, step.batch, targets, of_other_rows))
 
 
-def _made(
-    source: Source,
-    groups: list[Group],
-    settings: Settings,
-    differentiate: Differentiate | None = None,
-    shards: int = 1,
-    divided: Collection[str] | None = None,
-) -> TrainStep:
-    build = Build(source, groups, settings, differentiate, shards, divided)
-    types = partial(source.signature.types, source.function)
+def _made(recipe: Recipe) -> TrainStep:
+    types = recipe.source.types
+    # Before the loss is differentiated, which takes longer, the optimizers check the parameters.
+    slots = {name: ty for name, (ty, _) in recipe.slots.items()}
     return TrainStep(
-        module=build.module(),
-        batch=types("batch"),
-        hyperparameters=build.hyperparameters,
-        params=types("params"),
-        frozen=types("frozen"),
-        states=types("states"),
-        optimizer_state=build.slots,
-        metrics=build.metrics,
-        outputs=build.outputs,
-        accumulate=settings.accumulate,
-        forward=source.forward,
-        _source=source,
-        _fills=build.fills,
-        _recipe=(groups, settings),
+        module=module_of(recipe),
+        batch=types["batch"],
+        hyperparameters=recipe.hyperparameters,
+        params=types["params"],
+        frozen=types["frozen"],
+        states=types["states"],
+        optimizer_state=slots,
+        metrics=recipe.metrics,
+        outputs=recipe.outputs,
+        accumulate=recipe.settings.accumulate,
+        forward=recipe.source.forward,
+        _recipe=recipe,
     )
-
-
-def _check_constant(source: Source) -> None:
-    """Check that all tensors of the batch have constant extents, so that a budget in bytes can be
-    planned."""
-    for name, ty in source.signature.types(source.function, "batch").items():
-        if not _has_constant_shape(ty):
-            raise ValueError(
-                f"remat: a budget needs constant extents, but the type of {name} is {ty}"
-            )
-
-
-def _has_constant_shape(ty: relax.Type) -> bool:
-    shape = getattr(ty, "shape", None)
-    return shape is not None and all(hasattr(extent, "value") for extent in shape.values)
-
-
-def _groups(optimizer: Optimizer | Mapping[str, Optimizer] | object, source: Source) -> list[Group]:
-    """Return the groups of parameters with their optimizers."""
-    signature = source.signature
-    for group, role in (
-        ("params", "be trained"),
-        ("states", "be a state"),
-        ("frozen", "be kept"),
-    ):
-        for name, ty in signature.types(source.function, group).items():
-            if not _has_constant_shape(ty):
-                raise ValueError(
-                    f"{name} must have a constant shape to {role}, because the trainer keeps it "
-                    f"from step to step, but its type is {ty}; give its symbolic extents "
-                    "numbers, or pass it with each batch"
-                )
-    if isinstance(optimizer, Optimizer):
-        return [Group(optimizer, LR, WEIGHT_DECAY, list(signature.params))]
-    if not isinstance(optimizer, Mapping) or not optimizer:
-        raise TypeError(
-            "optimizer must be an Optimizer of relax_grad.training, such as AdamW(lr=0.01), or a "
-            f"mapping of patterns to them, but it is {described(optimizer)}{of_groups(optimizer)}"
-        )
-    left, groups = list(signature.params), []
-    for pattern, member in optimizer.items():
-        if not isinstance(pattern, str) or not isinstance(member, Optimizer):
-            raise TypeError(
-                f"optimizer: {pattern!r} must be a pattern of names, and {member!r} an Optimizer"
-            )
-        names = matching("optimizer", pattern, left, "parameter", "or all have one already")
-        left = [name for name in left if name not in names]
-        lr, decay = (str(Hyperparameter(kind, pattern)) for kind in (LR, WEIGHT_DECAY))
-        groups.append(Group(member, lr, decay, names))
-    if left:
-        raise ValueError(f'optimizer: no pattern matches {left[0]}; add "*" for all others')
-    return groups
-
-
-def _check_numbers(clip_norm: object, clip_value: object, loss_scale: object, ema: object) -> None:
-    numbers = {"clip_norm": clip_norm, "clip_value": clip_value, "ema": ema}
-    if not isinstance(loss_scale, str):
-        numbers["loss_scale"] = loss_scale
-    elif loss_scale != "dynamic":
-        raise ValueError(f'loss_scale must be a number or "dynamic", but it is {loss_scale!r}')
-    for name, value in numbers.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{name} must be a number, but it is {value!r}")
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive and finite, but it is {value}")
-    if isinstance(ema, int | float) and ema >= 1:
-        raise ValueError(f"ema must be below 1, but it is {ema}")

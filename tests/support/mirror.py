@@ -334,7 +334,10 @@ TABLE: dict[str, tuple[str, ...]] = {
     # Training.
     "training._adapters": ("training/test_lora.py",),
     "training._allocator": ("training/test_varying_batches.py", "training/test_moment.py"),
-    "training._build": ("training/test_train_step.py", "training/test_nonfinite.py"),
+    **dict.fromkeys(
+        ("training._build", "training._recipe", "training._update"),
+        ("training/test_train_step.py", "training/test_nonfinite.py"),
+    ),
     "training._files": ("training/test_trainer.py", "training/test_folders.py"),
     "training._inputs": ("training/test_check_inputs.py", "training/test_trainer.py"),
     "training._names": ("test_mistakes.py",),
