@@ -20,6 +20,7 @@ from ..transform import PlainNames
 from . import _export
 from ._donation import donating, kept_results
 from ._feed import Feed
+from ._functions import StepFunctions
 from ._graph import Graphs
 from ._moment import Call
 
@@ -44,7 +45,7 @@ class Place:
     def __init__(self, target: tvm.target.Target, options: Mapping[str, object] | None):
         self.target, self.options = target, options
 
-    def step(self, step: Any) -> tvm.runtime.Executable:
+    def step(self, step: StepFunctions) -> tvm.runtime.Executable:
         """Return the executable of a ``TrainStep``."""
         return _export.compiled(step, self.target, self.options)
 
@@ -115,7 +116,7 @@ class DevicePlace(Place):
         self.device, self._library, self._has_graphs = device, library, graph
         self._true = tvm.runtime.tensor(np.array(True), device)
 
-    def step(self, step: Any) -> tvm.runtime.Executable:
+    def step(self, step: StepFunctions) -> tvm.runtime.Executable:
         with shown(f"compiling the training step for {self.device}"):
             module = donating(step, is_chained=True) if self._donates else step.module
             if self._has_graphs:
@@ -265,7 +266,7 @@ def target_of(device: object) -> tvm.target.Target:
     return tvm.target.Target({"kind": _KINDS[kind], "arch": _ANY_ARCH}, host="llvm")
 
 
-def _captured(step: Any, module: tvm.IRModule) -> tvm.IRModule:
+def _captured(step: StepFunctions, module: tvm.IRModule) -> tvm.IRModule:
     """Return the module of a step whose functions have others for graphs."""
     if kept_results(step)[0]:
         raise ValueError(
@@ -276,7 +277,7 @@ def _captured(step: Any, module: tvm.IRModule) -> tvm.IRModule:
     return with_functions(module, {name: module[name].with_attr(CAPTURED, True) for name in names})
 
 
-def roots_of(step: Any) -> list[str]:
+def roots_of(step: StepFunctions) -> list[str]:
     """Return the names of the functions that a trainer calls."""
     names = ["step", "accumulate", *([] if step.forward is None else [step.forward.name])]
     known = {variable.name_hint for variable in step.module.get_global_vars()}

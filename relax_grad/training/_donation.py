@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from typing import Any
 
 import tvm
 from tvm import relax
@@ -15,11 +14,12 @@ from ..ir.bindings import renamed, used
 from ..ir.compat import dtype_of
 from ..ir.dataflow import in_dataflow
 from ..ir.module import DONATED, normalized, with_functions
+from ._functions import StepFunctions
 from ._slots import SCALE_SLOTS
 from ._tensors import finite
 
 
-def donating(step: Any, is_chained: bool = False) -> tvm.IRModule:
+def donating(step: StepFunctions, is_chained: bool = False) -> tvm.IRModule:
     """Return the module of a ``TrainStep`` whose functions take the memory of parameters, states
     and optimizer state.
 
@@ -50,7 +50,7 @@ def donating(step: Any, is_chained: bool = False) -> tvm.IRModule:
     return with_functions(module, functions)
 
 
-def kept_results(step: Any) -> tuple[list[int], bool]:
+def kept_results(step: StepFunctions) -> tuple[list[int], bool]:
     """Return what :func:`donating` reads of a step besides its module: the places in the
     optimizer's state that keep separate memory, and whether the step itself leaves all as it
     was if a value is not finite."""

@@ -3,8 +3,6 @@ imports this module."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import inspect
 import json
 import os
@@ -26,12 +24,12 @@ from .._progress import shown
 from .._validation import alternatives, described
 from ..cpu import programs
 from ..cpu.target import CPU, WASM32, X86_64_LEVELS, architecture, host, level_of
-from ..ir.compat import dtype_of
 from ..ir.extent_checks import ExtentCheck
 from ..ir.index_ranges import IndexRange
 from ..ir.signature import GROUPS
 from . import _atomic, _files
 from ._donation import donating, kept_results
+from ._functions import StepFunctions
 from ._inputs import (
     checks_of,
     forward_checks_of,
@@ -39,6 +37,7 @@ from ._inputs import (
     input_types,
     ranges_of,
 )
+from ._tensors import listed
 
 LIBRARY, STATE, MANIFEST = "step.so", "state.safetensors", "manifest.json"
 
@@ -197,7 +196,7 @@ def _here() -> str:
 
 
 def compiled(
-    step: Any,
+    step: StepFunctions,
     target: tvm.target.Target,
     options: Mapping[str, object] | None,
     prefix: str = "",
@@ -234,7 +233,7 @@ def compiled(
 
 
 def versions(
-    step: Any, targets: Sequence[tvm.target.Target], options: Mapping[str, object] | None
+    step: StepFunctions, targets: Sequence[tvm.target.Target], options: Mapping[str, object] | None
 ) -> list[tuple[tvm.target.Target, tvm.runtime.Executable]]:
     """Return the executable of a step for each target."""
     prefixes = [_prefix(target) if len(targets) > 1 else "" for target in targets]
@@ -255,7 +254,7 @@ def new_folder(path: str | os.PathLike) -> AbstractContextManager[Path]:
 
 
 def write_folder(
-    step: Any,
+    step: StepFunctions,
     folder: Path,
     versions: Sequence[tuple[tvm.target.Target, tvm.runtime.Executable]],
     compiler: str | None,
@@ -297,26 +296,8 @@ def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **option
     cc.create_shared(output, sorted(objects, key=level), **options)
 
 
-def digest_of(step: Any) -> str:
-    """Return the digest by which a program knows that a state belongs to a step.
-
-    It depends on the loss, its optimizer and its options, and is the same on every target: a state
-    that one machine saves may go to the folder of another one.
-    """
-    source, groups = step._recipe.source, step._recipe.groups
-    try:
-        described = programs.description(source.module)
-    except TypeError:  # an attribute is a packed function, which has a name in the text at best
-        described = [source.module.script(show_meta=False)]
-    # Recomputation changes no result.
-    settings = dataclasses.replace(step._recipe.settings, remat=None)
-    types = [_tensors(getattr(step, group)) for group in ("batch", *GROUPS)]
-    parts = [source.name, described, repr(groups), repr(settings), types, step.hyperparameters]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
 def manifest(
-    step: Any, targets: Sequence[tvm.target.Target], library: bytes, state_checksum: str
+    step: StepFunctions, targets: Sequence[tvm.target.Target], library: bytes, state_checksum: str
 ) -> dict:
     """Return the description of a step that a program without Python reads, with a place for its
     checksum."""
@@ -340,13 +321,13 @@ def manifest(
         # digest of the step.
         "state_crc32": state_checksum,
         "step": step._digest,
-        "batch": _tensors(step.batch),
+        "batch": listed(step.batch),
         "index_ranges": _ranges(ranges_of(step)),
         "extent_checks": _checks(checks_of(step), step.batch),
         "hyperparameters": [
             {"name": name, "default": value} for name, value in step.hyperparameters.items()
         ],
-        **{group: _tensors(getattr(step, group)) for group in GROUPS},
+        **{group: listed(getattr(step, group)) for group in GROUPS},
         "metrics": list(step.metrics),
         "outputs": list(step.outputs),
         "accumulate": step.accumulate,
@@ -354,7 +335,7 @@ def manifest(
     }
 
 
-def _check_names(step: Any) -> None:
+def _check_names(step: StepFunctions) -> None:
     """Raise an error if a name cannot stand in a manifest."""
     groups = ("batch", "hyperparameters", *GROUPS, "metrics", "outputs")
     for name in (name for group in groups for name in getattr(step, group)):
@@ -366,27 +347,16 @@ def _check_names(step: Any) -> None:
             )
 
 
-def _forward(step: Any) -> dict | None:
+def _forward(step: StepFunctions) -> dict | None:
     if step.forward is None:
         return None
     return {
         "name": step.forward.name,
-        "inputs": _tensors(input_types(step)),
+        "inputs": listed(input_types(step)),
         "index_ranges": _ranges(forward_ranges_of(step)),
         "extent_checks": _checks(forward_checks_of(step), input_types(step)),
         "values": list(step.forward.values),
     }
-
-
-def _tensors(types: Mapping[str, relax.TensorType]) -> list[dict]:
-    return [
-        {
-            "name": name,
-            "shape": [_extent(extent) for extent in ty.shape.values],
-            "dtype": dtype_of(ty),
-        }
-        for name, ty in types.items()
-    ]
 
 
 def _ranges(ranges: Sequence[IndexRange]) -> list[dict]:
@@ -413,13 +383,9 @@ def _checks(checks: Sequence[ExtentCheck], types: Mapping[str, relax.TensorType]
     ]
 
 
-def _extent(extent: Any) -> int | str:
-    return int(extent) if hasattr(extent, "value") else str(extent)
-
-
 def write_state(
     path: str | os.PathLike,
-    step: Any,
+    step: StepFunctions,
     groups: Mapping[str, Mapping[str, tvm.runtime.Tensor]],
     described: Mapping[str, object],
 ) -> None:

@@ -15,6 +15,7 @@ from ..cpu.threads import let_torch_threads_sleep
 from ..ir.compat import dtype_of
 from ..ir.extent_checks import ExtentCheck, extent_checks
 from ..ir.index_ranges import IndexRange, index_ranges
+from ._functions import StepFunctions
 from ._slots import LR, Hyperparameter
 
 #: The alignment in bytes of tensors whose memory compiled functions read.
@@ -241,13 +242,13 @@ def _converted(name: str, value: object, dtype: str) -> str:
 _REMEDY = "; check_inputs=False leaves such values to the compiled step, whose results are then NaN"
 
 
-def ranges_of(step: Any) -> tuple[IndexRange, ...]:
+def ranges_of(step: StepFunctions) -> tuple[IndexRange, ...]:
     """Return the ranges of the indices and classes in the batch of a ``TrainStep``."""
     source = step._recipe.source
     return _decided(index_ranges(source.module, source.name, step.batch), step.batch)
 
 
-def forward_ranges_of(step: Any) -> tuple[IndexRange, ...]:
+def forward_ranges_of(step: StepFunctions) -> tuple[IndexRange, ...]:
     """Return the ranges of the indices among the inputs of the prediction of a ``TrainStep``."""
     types = input_types(step)
     if step.forward is None or not types:
@@ -255,7 +256,7 @@ def forward_ranges_of(step: Any) -> tuple[IndexRange, ...]:
     return _decided(index_ranges(step.module, step.forward.name, types), types)
 
 
-def input_types(step: Any) -> dict[str, relax.TensorType]:
+def input_types(step: StepFunctions) -> dict[str, relax.TensorType]:
     """Return the types of the inputs of a ``TrainStep``'s function for prediction; none if it has
     no such function."""
     if step.forward is None:
@@ -275,12 +276,12 @@ def _decided(
     )
 
 
-def checks_of(step: Any) -> tuple[ExtentCheck, ...]:
+def checks_of(step: StepFunctions) -> tuple[ExtentCheck, ...]:
     """Return the conditions on the symbolic extents in the batch of a ``TrainStep``."""
     return extent_checks(step._recipe.source.module, step._recipe.source.name)
 
 
-def forward_checks_of(step: Any) -> tuple[ExtentCheck, ...]:
+def forward_checks_of(step: StepFunctions) -> tuple[ExtentCheck, ...]:
     """Return the conditions on the symbolic extents of the prediction of a ``TrainStep``."""
     return () if step.forward is None else extent_checks(step.module, step.forward.name)
 

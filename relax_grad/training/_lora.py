@@ -278,7 +278,7 @@ def lora(
     changed = {
         reader.name: adapted(reader, adapters, params, scale, base, quantized) for reader in readers
     }
-    batch: Any = getattr(model, "_batch", None)
+    batch: Batch | None = getattr(model, "_batch", None)
     if batch is not None:
         again = partial(
             lora, rank=rank, targets=chosen, alpha=alpha, frozen=frozen, group_size=group_size
@@ -310,7 +310,7 @@ class _AdaptedBatch:
         Adds the adapters to an import.
     """
 
-    def __init__(self, batch: Batch, again: Callable[[Any], Lora]):
+    def __init__(self, batch: Batch, again: Callable[[Import], Lora]):
         self.rows, self.names, self.how = batch.rows, batch.names, batch.how
         self._batch, self._again = batch, again
 
@@ -318,7 +318,7 @@ class _AdaptedBatch:
     def reason(self) -> str:
         return self._batch.reason
 
-    def imported(self) -> Any:
+    def imported(self) -> Import | None:
         """Return the import for any number of rows, with the adapters; None without one."""
         imported = self._batch.imported()
         return None if imported is None else self._again(imported).model

@@ -4,7 +4,7 @@ package, which does not import them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import tvm
 from tvm import relax
@@ -19,10 +19,13 @@ class Batch(Protocol):
     names: tuple[str, ...]
     #: The call that imports the model for ``{rows}`` rows.
     how: str
-    #: The reason for which the number is fixed.
-    reason: str
 
-    def imported(self) -> Any: ...
+    @property
+    def reason(self) -> str:
+        """The reason for which the number is fixed."""
+
+    def imported(self) -> Import | None:
+        """Return the import for any number of rows; None without one."""
 
 
 class Import(Protocol):
@@ -32,6 +35,7 @@ class Import(Protocol):
     """
 
     module: tvm.IRModule
+    inputs: Mapping[str, relax.TensorType]
     outputs: Mapping[str, relax.TensorType]
     params: Mapping[str, tvm.runtime.Tensor]
     frozen: Mapping[str, tvm.runtime.Tensor]
@@ -44,7 +48,6 @@ class TorchImport(Import, Protocol):
     """A :class:`relax_grad.frontend.torch.Imported`, whose function ``loss`` takes a seed, inputs
     and targets first."""
 
-    inputs: Mapping[str, relax.TensorType]
     targets: Mapping[str, relax.TensorType]
     aliases: Mapping[str, str]
 

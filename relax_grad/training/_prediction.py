@@ -11,6 +11,7 @@ from tvm import relax
 from ..ir.index_ranges import IndexRange
 from ..ir.module import with_only
 from ._device import Place
+from ._functions import StepFunctions
 from ._inputs import as_input, check_ranges, forward_checks_of, forward_ranges_of, input_types
 from ._slots import EMA, Slot
 from ._tensors import Tensors, leaves_of
@@ -19,13 +20,13 @@ from ._tensors import Tensors, leaves_of
 class Prediction:
     """The function of a step's module that computes the model's outputs in evaluation mode."""
 
-    def __init__(self, step: Any, machine: Mapping, check_inputs: bool):
+    def __init__(self, step: StepFunctions, machine: Mapping, check_inputs: bool):
         self._step, self._machine = step, machine
         self._checks = forward_checks_of(step)
         self._ranges: Sequence[IndexRange] = forward_ranges_of(step) if check_inputs else ()
 
     @classmethod
-    def alone(cls, step: Any, place: Place, check_inputs: bool) -> Prediction:
+    def alone(cls, step: StepFunctions, place: Place, check_inputs: bool) -> Prediction:
         """Compile the function without those that train."""
         assert step.forward is not None
         module = with_only(step.module, [step.forward.name])

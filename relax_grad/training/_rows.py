@@ -1,26 +1,26 @@
-"""Batches with another number of rows than the step was made for. The step, a ``TrainStep``, is not
-imported here: it imports this module."""
+"""Batches with another number of rows than the step was made for."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from tvm import relax
 
 from ..ir.compat import dtype_of
 from ._inputs import as_input
+from ._models import Batch, Import
 
-if TYPE_CHECKING:
-    from ._models import Batch
+#: The step, a ``TrainStep``, which this module does not import.
+Step = TypeVar("Step")
 
 #: Held while the step of other sizes is made.
 _lock = threading.RLock()
 
 
-class OtherRows:
+class OtherRows(Generic[Step]):
     """The step for batches of other sizes, made at its first use.
 
     Parameters
@@ -33,12 +33,12 @@ class OtherRows:
         Makes the step of an import.
     """
 
-    def __init__(self, batch: Batch, names: Sequence[str], make: Callable[[Any], Any]):
+    def __init__(self, batch: Batch, names: Sequence[str], make: Callable[[Import], Step]):
         assert batch.rows is not None
         self.rows, self._batch, self._names, self._make = batch.rows, batch, set(names), make
         #: The shapes of the examples.
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._step: Any = None
+        self._step: Step | None = None
         self._reason = ""
 
     def are_in(
@@ -98,7 +98,7 @@ class OtherRows:
             f"for {rows} rows: {self._batch.how.format(rows=rows)}"
         )
 
-    def step(self) -> Any:
+    def step(self) -> Step:
         """Return the step for other numbers of rows."""
         if not self._has_step() or self._step is None:
             raise ValueError(self._reason)
@@ -140,8 +140,8 @@ def other_rows(
     model: object,
     types: Mapping[str, relax.TensorType],
     targets: Mapping | None,
-    make: Callable[[Any, Mapping | None], Any],
-) -> OtherRows | None:
+    make: Callable[[Import, Mapping | None], Step],
+) -> OtherRows[Step] | None:
     """Return the step for batches of other sizes, if the model is an import of one size.
 
     Parameters
@@ -161,7 +161,7 @@ def other_rows(
     rows = batch.rows
     names = [*batch.names, *(name for name in targets or () if _fixed(types[name])[:1] == (rows,))]
 
-    def of(imported: Any) -> Any:
+    def of(imported: Import) -> Step:
         return make(imported, _with_symbol(targets, types, names, imported))
 
     return OtherRows(batch, names, of)
@@ -171,7 +171,7 @@ def _with_symbol(
     targets: Mapping | None,
     types: Mapping[str, relax.TensorType],
     names: Sequence[str],
-    imported: Any,
+    imported: Import,
 ) -> Mapping | None:
     """Return the types of the targets of an ONNX import with the symbol of its number of rows."""
     if targets is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
 
 import numpy as np
 import tvm
@@ -14,6 +13,7 @@ from .._validation import check_integer
 from ..ir.compat import dtype_of
 from ..ir.signature import GROUPS
 from . import _files
+from ._functions import StepFunctions
 from ._packing import unpacked
 from ._tensors import shape_of
 from ._values import restored
@@ -27,7 +27,7 @@ def check_seed(seed: object) -> int:
 
 
 def read_state(
-    path: str | os.PathLike, step: Any
+    path: str | os.PathLike, step: StepFunctions
 ) -> tuple[dict[str, list], dict[str, int], History, dict]:
     """Return the groups of tensors, the counters, the history and further values of a file of a
     ``TrainStep``.

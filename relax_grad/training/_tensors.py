@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import tvm
@@ -36,6 +36,18 @@ def in_dtype(emit: Emit, x: relax.Expr, dtype: str) -> relax.Var:
 def shape_of(ty: relax.TensorType) -> tuple[int, ...]:
     """Return the constant shape of a tensor."""
     return tuple(int(extent) for extent in ty.shape.values)
+
+
+def listed(types: Mapping[str, relax.TensorType]) -> list[dict]:
+    """Return names, shapes and dtypes for JSON; symbolic extents are their names."""
+    return [
+        {
+            "name": name,
+            "shape": [int(e) if hasattr(e, "value") else str(e) for e in ty.shape.values],
+            "dtype": dtype_of(ty),
+        }
+        for name, ty in types.items()
+    ]
 
 
 def finite(x: relax.Expr) -> relax.Expr:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import tvm
 from tvm import relax
@@ -14,9 +13,7 @@ from ._device import Place
 from ._evaluation import Evaluation
 from ._inputs import as_input, check_ranges, checks_of, ranges_of
 from ._prediction import Prediction
-
-if TYPE_CHECKING:
-    from .step import TrainStep
+from .step import TrainStep
 
 
 class Variant:

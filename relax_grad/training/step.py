@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,15 @@ from ..ir.signature import GROUPS
 from ..ir.summary import summary
 from . import _export
 from ._build import module_of
+from ._functions import StepFunctions
+from ._models import Import
 from ._names import of_file
 from ._packing import packed
 from ._precision import half_of, under_autocast
 from ._recipe import Differentiate, Recipe, Settings, Workers
 from ._rows import OtherRows, other_rows
 from ._slots import EMA, MASTER, Slot
-from ._source import Forward, source_of
+from ._source import source_of
 from ._state import check_seed
 from ._tensors import Tensors, as_tensor, shape_of
 from .history import COUNTERS, History
@@ -52,7 +54,7 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class TrainStep:
+class TrainStep(StepFunctions):
     """A training step as a function of Relax.
 
     The groups of tensors are tuples of Relax, in the order of the attributes' keys. The results of
@@ -88,32 +90,14 @@ class TrainStep:
         The function for prediction: its name, and the names of its last parameters.
     """
 
-    module: tvm.IRModule
-    batch: dict[str, relax.TensorType]
-    hyperparameters: dict[str, float]
-    params: dict[str, relax.TensorType]
-    frozen: dict[str, relax.TensorType]
-    states: dict[str, relax.TensorType]
-    optimizer_state: dict[str, relax.TensorType]
-    metrics: tuple[str, ...]
-    outputs: tuple[str, ...]
-    accumulate: int
-    forward: Forward | None
-    _recipe: Recipe
     #: The step for batches of other sizes, if the model is an import of one size.
-    _other_rows: OtherRows | None = None
+    _other_rows: OtherRows[TrainStep] | None = None
 
     def __repr__(self) -> str:
         counts = {
             name: getattr(self, name) for name in ("params", "frozen", "states", "optimizer_state")
         }
         return summary("TrainStep", {"batch": self.batch}, counts)
-
-    @cached_property
-    def _digest(self) -> str:
-        """The digest of the step in exported folders and saved states: of its loss, its optimizer
-        and its options."""
-        return _export.digest_of(self)
 
     def for_workers(self, differentiate: Differentiate, shards: int = 1) -> TrainStep:
         """Return this step with another differentiation of its loss, and with parts of the
@@ -385,7 +369,7 @@ def train_step(
     )
     recipe = Recipe.of(selected(model, targets=targets), optimizer, settings)
 
-    def of_other_rows(imported: object, types: Mapping | None) -> TrainStep:
+    def of_other_rows(imported: Import, types: Mapping | None) -> TrainStep:
         if settings.has_budget:
             raise ValueError("remat is a budget in bytes, which needs a fixed number of rows")
         return _made(replace(recipe, source=selected(imported, targets=types)))

@@ -338,6 +338,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         ("training._build", "training._recipe", "training._update"),
         ("training/test_train_step.py", "training/test_nonfinite.py"),
     ),
+    "training._functions": ("training/test_train_step.py", "training/test_export.py"),
     "training._files": ("training/test_trainer.py", "training/test_folders.py"),
     "training._inputs": ("training/test_check_inputs.py", "training/test_trainer.py"),
     "training._names": ("test_mistakes.py",),
