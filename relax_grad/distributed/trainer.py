@@ -203,7 +203,7 @@ def _divided(step: TrainStep, replicated: Collection[str]) -> list[str]:
 
 
 def _differentiate(
-    split: Any,
+    split: Sequence[str],
     reduction: str,
     batch_norm: str,
     bucket_bytes: int,

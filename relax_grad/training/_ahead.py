@@ -1,5 +1,4 @@
-"""Steps of a ``Trainer`` on a device that begin before the losses of earlier steps are read. The
-trainer is not imported here: it imports this module.
+"""Steps of a ``Trainer`` on a device that begin before the losses of earlier steps are read.
 
 A step is called as if the steps before it were applied. If one of them was not, the compiled steps
 after it have changed nothing; they are forgotten, and called again with the right numbers. So the
@@ -12,11 +11,12 @@ import copy
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from .._validation import check_integer
 from ._feed import Feed
 from ._moment import Call
+from ._steps import InSteps
 
 #: The steps that begin before the loss of an earlier one is read: one for the device to go on with,
 #: and one for the time that a loader takes longer than usual.
@@ -51,7 +51,24 @@ def parts_of(batch: object) -> tuple[Sequence, Mapping]:
     return (batch if isinstance(batch, list | tuple) else (batch,)), {}
 
 
-def step_of(scheduler: Any) -> None:
+@runtime_checkable
+class Scheduler(Protocol):
+    """A scheduler of ``torch.optim.lr_scheduler``."""
+
+    def step(self, metrics: Any = ...) -> None: ...
+
+    def get_last_lr(self) -> Sequence[float]: ...
+
+
+class _Restored(Protocol):
+    """A scheduler with a state."""
+
+    def state_dict(self) -> dict: ...
+
+    def load_state_dict(self, state_dict: dict) -> None: ...
+
+
+def step_of(scheduler: Scheduler) -> None:
     """Step a scheduler of PyTorch."""
     with warnings.catch_warnings():
         # Its optimizer takes no step: the compiled function does.
@@ -69,7 +86,7 @@ class _Begun(NamedTuple):
 class _Schedule:
     """The state of a scheduler of PyTorch, and the values in the groups of its optimizer."""
 
-    def __init__(self, scheduler: Any):
+    def __init__(self, scheduler: _Restored):
         self._scheduler = scheduler
         self._state = copy.deepcopy(scheduler.state_dict())
         groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
@@ -111,10 +128,10 @@ class Ahead:
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: InSteps,
         feed: Feed,
         settings: Callable[[int], dict[str, float]],
-        scheduler: Any,
+        scheduler: Scheduler | None,
         done: Callable[[float], None],
     ):
         self._trainer, self._feed, self._settings = trainer, feed, settings
@@ -156,9 +173,9 @@ class Ahead:
             call = self._called(values, {**named, **settings})
         schedule = None
         if self._scheduler is not None and call.updates:
-            schedule = _Schedule(self._scheduler)
+            schedule = _Schedule(cast(_Restored, self._scheduler))  # see ahead_of
         self._begun.append(_Begun(call, schedule))
-        if schedule is not None:
+        if self._scheduler is not None and schedule is not None:
             step_of(self._scheduler)
 
     def _are_read(self) -> bool:

@@ -1,32 +1,22 @@
-"""The loop over epochs and batches, for a ``Trainer``, which is not imported here: it imports this
-module."""
+"""The loop over epochs and batches, for a ``Trainer``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from .._validation import check_call, check_integer, described
-from ._ahead import Ahead, ahead_of, parts_of, step_of
+from ._ahead import Ahead, Scheduler, ahead_of, parts_of, step_of
 from ._feed import Feed
 from ._inputs import NO_BATCH, check_loader, result_of
 from ._progress import Bar
 from ._slots import LR, Hyperparameter
+from ._steps import InSteps
 from .step import StepResult
 
 _EVALUATE = "lambda trainer: trainer.evaluate(loader, metrics)"
-
-
-@runtime_checkable
-class Scheduler(Protocol):
-    """A scheduler of ``torch.optim.lr_scheduler``."""
-
-    def step(self, metrics: Any = ...) -> None: ...
-
-    def get_last_lr(self) -> Sequence[float]: ...
 
 
 class Loop:
@@ -34,7 +24,7 @@ class Loop:
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: InSteps,
         loader: Iterable,
         schedule: Callable[[int], float] | Scheduler | None,
         callbacks: Sequence[Callable],

@@ -1,15 +1,16 @@
-"""Predictions of the model of a ``Trainer``, which is not imported here: it imports this module."""
+"""Predictions of the model of a ``Trainer``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
 from ..ir.index_ranges import IndexRange
 from ..ir.module import with_only
+from ._allocator import Allocator
 from ._device import Place
 from ._functions import StepFunctions
 from ._inputs import as_input, check_ranges, forward_checks_of, forward_ranges_of, input_types
@@ -50,15 +51,15 @@ class Prediction:
         return types
 
     def outputs(
-        self, trainer: Any, inputs: Sequence[object], ema: bool
+        self, inputs: Sequence[object], values: Tensors, seed: np.ndarray, allocator: Allocator
     ) -> tvm.runtime.Tensor | list[tvm.runtime.Tensor]:
-        """Return the outputs; the arguments are as for :meth:`Trainer.predict`."""
-        values = trainer._values_of(ema)
+        """Return the outputs of a model with these values; ``seed`` is for a function that takes
+        one which the inputs lack."""
         types = self.types_of(inputs)
         forward = self._step.forward
         assert forward is not None
         if len(inputs) < len(input_types(self._step)):
-            types, inputs = input_types(self._step), (trainer._seed(), *inputs)
+            types, inputs = input_types(self._step), (seed, *inputs)
         symbols: dict[str, int] = {}
         tensors = {
             name: as_input(name, value, ty, symbols)
@@ -67,7 +68,7 @@ class Prediction:
         check_ranges(self._ranges, tensors, symbols)
         for check in self._checks:
             check.check(symbols)
-        trainer._allocator.begin(symbols)
+        allocator.begin(symbols)
         result = self._machine[forward.name](
             *tensors.values(), *(values[name] for name in forward.values)
         )

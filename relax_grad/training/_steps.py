@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tvm
 
-from ..ir.signature import GROUPS
+from ..ir.signature import GROUPS, MODEL_GROUPS
 from ._allocator import Allocator
 from ._device import Place
 from ._feed import Feed
 from ._inputs import named_values, scalars_of
 from ._moment import Call, InMoments, Moment
 from ._outcome import is_update
+from ._prediction import averages_of
+from ._tensors import Tensors
 from ._variant import Variant, Variants
 from .step import StepResult, TrainStep
 
@@ -29,6 +31,30 @@ class InSteps(InMoments):
     _lock: threading.RLock
     _allocator: Allocator
     _variants: Variants
+
+    def step(self, *batch: object, lr: float | None = None, **others: object) -> StepResult:
+        """Run one training step; see :meth:`Trainer.step`."""
+        raise NotImplementedError
+
+    def predict(
+        self, *inputs: object, ema: bool = False
+    ) -> tvm.runtime.Tensor | list[tvm.runtime.Tensor]:
+        """Return the model's outputs; see :meth:`Trainer.predict`."""
+        raise NotImplementedError
+
+    def _group(self, name: str) -> Tensors:
+        names, tensors = getattr(self.train_step, name), self._settled().groups[name]
+        return dict(zip(names, tensors, strict=True))
+
+    def _values(self) -> Tensors:
+        groups = map(self._group, MODEL_GROUPS)
+        return {name: tensor for group in groups for name, tensor in group.items()}
+
+    def _values_of(self, ema: bool) -> Tensors:
+        if not ema:
+            return self._values()
+        averages = averages_of(self._group("params"), self._group("optimizer_state"))
+        return {**self._values(), **averages}
 
     def _step(self, batch: tuple, lr: float | None, others: dict) -> StepResult:
         steps = self._settled().steps

@@ -10,8 +10,8 @@ from tvm import relax
 
 from .._progress import shown
 from ._device import Place
-from ._evaluation import Evaluation
 from ._inputs import as_input, check_ranges, checks_of, ranges_of
+from ._loss import Loss
 from ._prediction import Prediction
 from .step import TrainStep
 
@@ -26,7 +26,7 @@ class Variant:
     machine : Mapping
         Its compiled functions by their names.
     place : Place
-        Where its functions run, for the evaluation.
+        Where its functions run, for the loss without an update.
     check_inputs : bool
         Whether indices and classes are examined.
     """
@@ -42,7 +42,7 @@ class Variant:
         self.ranges = ranges_of(step) if check_inputs else ()
         self.checks = checks_of(step)
         self.prediction = Prediction(step, machine, check_inputs)
-        self.evaluation = Evaluation(step, place)
+        self.loss = Loss(step, place)
 
     def tensors(
         self, values: Mapping[str, object], types: Mapping

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,18 +10,20 @@ from typing import Any
 import tvm
 
 from .._validation import described
-from ..ir.signature import GROUPS, MODEL_GROUPS
+from ..ir.signature import GROUPS
 from . import _export, _static
+from ._ahead import Scheduler
 from ._allocator import Allocator
 from ._device import place_of
-from ._loop import Loop, Scheduler
+from ._evaluation import means
+from ._loop import Loop
 from ._moment import Moment
 from ._names import NamesElsewhere
 from ._packing import packed
-from ._prediction import averages_of
 from ._state import check_seed, read_state
 from ._steps import InSteps
 from ._tensors import copies_of
+from ._trainer_type import TrainerType, remedy
 from ._values import described as described_values
 from ._values import named
 from ._variant import Variants
@@ -30,47 +31,7 @@ from .history import COUNTERS, History
 from .step import StepResult, Tensors, TrainStep
 
 
-def _remedy(step: object) -> str:
-    """Return the call that makes a trainer of what was given instead of a step."""
-    if hasattr(step, "named_parameters"):  # a module of PyTorch
-        imported = "from_module(model, (x,), loss=loss, targets=(y,))"
-        return f"Trainer(train_step({imported}, AdamW(lr=0.01)))"
-    if isinstance(step, tvm.IRModule):
-        return 'Trainer(train_step(module, AdamW(lr=0.01), wrt=["weight"]), values=...)'
-    return "Trainer(train_step(imported, AdamW(lr=0.01)))"
-
-
-class _TrainerType(type):
-    """The class of :class:`Trainer`, which makes trainers of several workers too."""
-
-    #: Makes the trainer of a step and a session; ``relax_grad.distributed`` sets it.
-    of_session: Callable[..., Trainer] | None = None
-
-    def __call__(cls, *arguments: Any, distributed: object = None, **options: Any) -> Any:
-        if cls is Trainer and len(arguments) > 1:
-            raise TypeError(
-                f"Trainer takes one step, but it got {', '.join(map(described, arguments))}; write "
-                f"{_remedy(arguments[0])}"
-            )
-        if distributed is None:
-            return super().__call__(*arguments, **options)
-        if cls is not Trainer:
-            raise TypeError(f"distributed is for Trainer; {cls.__name__} has a session already")
-        make = _TrainerType.of_session
-        if make is None:
-            raise TypeError(
-                "distributed must be a result of relax_grad.distributed.session, but it is "
-                f"{distributed!r}"
-            )
-        return make(*arguments, session=distributed, **options)
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        whole = inspect.signature(cls.__init__)  # type: ignore[misc]  # cls is a class itself
-        return whole.replace(parameters=list(whole.parameters.values())[1:])
-
-
-class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
+class Trainer(InSteps, NamesElsewhere, metaclass=TrainerType):
     """Compiles a training step once, and runs it.
 
     The step of an import takes batches of any number of rows, if the model does. The first batch of
@@ -155,7 +116,7 @@ class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
         if not isinstance(step, TrainStep):
             raise TypeError(
                 f"step must be a result of train_step, but it is {described(step)}; write "
-                f"{_remedy(step)}"
+                f"{remedy(step)}"
             )
         if on_nan not in ("raise", "skip"):
             raise ValueError(f'on_nan must be "raise" or "skip", but it is {on_nan!r}')
@@ -185,10 +146,6 @@ class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
 
     # The tensors
 
-    def _group(self, name: str) -> Tensors:
-        names, tensors = getattr(self.train_step, name), self._settled().groups[name]
-        return dict(zip(names, tensors, strict=True))
-
     @property
     def params(self) -> Tensors:
         """Copies of the parameters by their names. A step writes to the parameters themselves."""
@@ -213,10 +170,6 @@ class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
     def values(self) -> Tensors:
         """Copies of parameters, frozen parameters and states by their names."""
         return copies_of(self._values())
-
-    def _values(self) -> Tensors:
-        groups = map(self._group, MODEL_GROUPS)
-        return {name: tensor for group in groups for name, tensor in group.items()}
 
     # Steps
 
@@ -374,7 +327,7 @@ class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
             If a metric returns no number.
         """
         self._settled()
-        return self._variants.main.evaluation.means(self, loader, metrics, ema)
+        return means(self, loader, metrics, ema)
 
     def predict(
         self, *inputs: object, ema: bool = False
@@ -405,13 +358,8 @@ class Trainer(InSteps, NamesElsewhere, metaclass=_TrainerType):
         """
         with self._lock:
             self._settled()
-            return self._variants.prediction_of(inputs).outputs(self, inputs, ema)
-
-    def _values_of(self, ema: bool) -> Tensors:
-        if not ema:
-            return self._values()
-        averages = averages_of(self._group("params"), self._group("optimizer_state"))
-        return {**self._values(), **averages}
+            prediction = self._variants.prediction_of(inputs)
+            return prediction.outputs(inputs, self._values_of(ema), self._seed(), self._allocator)
 
     # Files
 
