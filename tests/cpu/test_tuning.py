@@ -76,7 +76,7 @@ def test_a_new_processor_is_a_row(monkeypatch):
         features=(*AVX2.features, "vpclmulqdq"),
         tiles=replace(AVX2.tiles, largest=(4, 3)),
     )
-    monkeypatch.setattr(targets, "ROWS", (row, *ROWS))
+    monkeypatch.setattr(targets, "ROWS", (row, AVX2, GENERIC))
     zen2, zen3 = (
         CPU.of({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": name, "num-cores": 2})
         for name in ("znver2", "znver3")
