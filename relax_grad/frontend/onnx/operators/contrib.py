@@ -1,4 +1,5 @@
-"""Operators of ONNX Runtime's domain for GPUs: normalisations of groups and dropout with a bias."""
+"""Operators of ONNX Runtime's domain: normalisations of groups and dropout with a bias, for GPUs,
+and operators that ONNX has in later versions."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from tvm import relax
 from tvm.relax import op
 
 from .converters import CONVERTERS, Attrs, Builder, Inputs, Refused, Result, _dtype, _rank
-from .fused import _converts, _sum_of
+from .fused import _converted, _converts, _sum_of
 
 
 @_converts("GroupNorm")
@@ -63,3 +64,15 @@ def _bias_dropout(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Resu
     if residual is not None:
         parts[0] = bb.emit(op.add(parts[0], residual))
     return parts[0] if len(parts) == 1 else relax.Tuple(parts)
+
+
+@_converts("GridSample")
+def _grid_sample(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
+    """Return ONNX's operator of version 16, which names its modes likewise."""
+    return _converted("GridSample", bb, inputs, attrs, max(opset, 16))
+
+
+@_converts("Trilu")
+def _trilu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
+    """Return ONNX's operator of version 14."""
+    return _converted("Trilu", bb, inputs, attrs, max(opset, 14))

@@ -138,8 +138,8 @@ _LAYOUT = (
 _FUSED = """
     BiasGelu EmbedLayerNormalization FastGelu Gelu QuickGelu SimplifiedLayerNormalization
     SkipLayerNormalization SkipSimplifiedLayerNormalization FusedGemm BiasAdd BiasSplitGelu
-    FusedMatMul GatedAdd GatedRMSNorm GemmFastGelu LinearAttentionGate ScaledSiLU SkipGroupNorm
-    SwiGLU
+    FusedMatMul GatedAdd GatedRMSNorm GemmFastGelu GridSample LinearAttentionGate ScaledSiLU
+    SkipGroupNorm SwiGLU Trilu
 """
 
 _QUANTISED_OPERATORS = """

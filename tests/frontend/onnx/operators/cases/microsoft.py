@@ -67,6 +67,7 @@ CASES = {
     shifted(1, 2, 3, 3), shifted(4, 6), shifted(6), shifted(1, 2, 1, 1), num_heads=2),
     "LinearAttention": case("LinearAttention", shifted(2, 4, 6), shifted(2, 4, 6), shifted(2, 4, 4),
     None, None, floats(2, 4, 2), q_num_heads=2, kv_num_heads=2, update_rule="delta", count=2),
+    "GridSample": case("GridSample", shifted(1, 2, 4, 5), shifted(1, 3, 2, 2), mode="bilinear"),
     "LinearAttentionGate": case("LinearAttentionGate", shifted(2, 3, 4), shifted(4), shifted(4),
     shifted(2, 3, 4), count=2),
     "ScaledSiLU": case("ScaledSiLU", shifted(2, 3), alpha=1.5),
@@ -94,6 +95,7 @@ CASES = {
     floats(8), floats(8), floats(8)),
     "SkipSimplifiedLayerNormalization": case("SkipSimplifiedLayerNormalization", shifted(2, 3, 8),
     shifted(2, 3, 8), floats(8), floats(8)),
+    "Trilu": case("Trilu", shifted(2, 3, 4), np.array(-1), upper=0, fixed=(1,)),
     "TransposeMatMul": case("TransposeMatMul", shifted(2, 3), shifted(4, 3), transB=1),
 }  # fmt: skip
 
