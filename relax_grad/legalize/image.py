@@ -12,6 +12,7 @@ from ..ir.module import short_name, tuple_fields
 from ..op.grid_sample import grid_sample_attrs
 from ..op.image import resize_attrs
 from ..registry import register_legalize
+from ..topi import affine_grid as topi_affine_grid
 from ..topi import grid_sample as topi_grid_sample
 from ..topi import resize as topi_resize
 from ..topi import util as topi_util
@@ -80,7 +81,7 @@ def _affine_grid(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     ):
         return _STOCK_AFFINE_GRID(bb, call)
     return bb.call_te(
-        topi_grid_sample.affine_grid,
+        topi_affine_grid.affine_grid,
         call.args[0],
         size,
         bool(call.attrs.align_corners),
@@ -91,7 +92,7 @@ def _affine_grid(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 @register_legalize("relax.grad.affine_grid_backward_data")
 def _affine_grid_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(
-        topi_grid_sample.affine_grid_backward_data,
+        topi_affine_grid.affine_grid_backward_data,
         call.args[0],
         bool(call.attrs.align_corners),
         primfunc_name_hint="affine_grid_backward_data",

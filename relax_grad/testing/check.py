@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
-from tvm_ffi import structural_equal
 
 from .._progress import shown
 from .._validation import check_integer
 from ..errors import GradientCheckError
 from . import _program
 from ._arguments import check_tolerance, resolve, select_wrt
-from ._program import Argument, Program, numpy_dtype
+from ._chain import Chain, by_name
+from ._program import Program, numpy_dtype
 
 #: Relative tolerance by dtype of a gradient against the one in float64.
 TOLERANCES = {"float64": 2e-6, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
@@ -227,14 +227,14 @@ class PreparedGradients:
             # The function holds a value of another dtype, such as a float32 constant.
             reference = own
         wrt = select_wrt(own.arguments, case.wrt)
-        self._own = _Chain(self.name, own, wrt, order=order, through=through, seed=seed)
+        self._own = Chain(self.name, own, wrt, order=order, through=through, seed=seed)
         self._reference = self._own
         if _dtypes(own) != _dtypes(reference):
-            self._reference = _Chain(
+            self._reference = Chain(
                 self.name, reference, wrt, order=order, through=through, seed=seed
             )
         self._narrow = [
-            _Chain(
+            Chain(
                 f"{self.name} in {dtype}", program(dtype), wrt, order=1, through=through, seed=seed
             )
             for dtype in dtypes
@@ -263,32 +263,6 @@ class PreparedGradients:
         )
 
 
-@dataclass(frozen=True)
-class Level:
-    """A program of one order, the differentiated parameters, and the differentiated module."""
-
-    program: Program
-    wrt: Sequence[str]
-    module: tvm.IRModule
-
-
-def levels(
-    program: Program, wrt: Sequence[str], order: int, seed: int, through: str = "relax_grad"
-) -> Iterator[Level]:
-    """Differentiate a program of order 1 repeatedly, with the pass that ``through`` names.
-
-    From order 2 on, gradients with respect to the cotangents are taken too.
-    """
-    for number in range(1, order + 1):
-        module = _program.differentiate(program, wrt, through)
-        yield Level(program, wrt, module)
-        if number < order:
-            rng = np.random.default_rng(seed + number)
-            program = _program.next_order(program, module, wrt, rng)
-            if number == 1:
-                wrt = [*wrt, *(a.name for a in program.arguments if _is_cotangent(a))]
-
-
 def check_together(
     prepared: Sequence, target: tvm.target.Target | str | Mapping | None
 ) -> Iterator[GradientReport]:
@@ -308,67 +282,6 @@ def check_together(
         first += len(case.modules)
 
 
-class _Chain:
-    """A program that is differentiated repeatedly."""
-
-    def __init__(
-        self, name: str, program: Program, wrt: list[str], order: int, through: str, seed: int
-    ) -> None:
-        self.name = name
-        self.levels: list[Level] = []
-        self.failure: Exception | None = None
-        try:
-            chain = levels(program, wrt, order, seed, through)
-            for number, level in enumerate(chain, start=1):
-                self._check_types(number, level.program, level.wrt, level.module)
-                self.levels.append(level)
-        except Exception as error:
-            if not self.levels:
-                raise
-            self.failure = error  # raised once the orders below it are checked
-
-    def bind(self, run: Callable, first: int) -> None:
-        """Take the callable that runs the compiled levels, and the number of the first level."""
-        self._run = lambda order, suffix, values: run(f"main_{first + order - 1}{suffix}", values)
-
-    def level(self, order: int) -> Level:
-        if order > len(self.levels):
-            raise cast(Exception, self.failure)
-        return self.levels[order - 1]
-
-    def loss(self, order: int, values: Sequence[np.ndarray]) -> float:
-        return float(self._run(order, "", values))
-
-    def gradients(self, order: int, values: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
-        """Return the gradients at the values of the parameters, by default the
-        program's values."""
-        level = self.level(order)
-        arguments = _by_name(level.program)
-        own = level.program.values()
-        if values is not None:
-            own = [value.astype(like.dtype) for value, like in zip(values, own, strict=True)]
-        gradients = self._run(order, "_adjoint", own)[1]
-        for name, gradient in zip(level.wrt, gradients, strict=True):
-            if gradient.shape != arguments[name].value.shape:
-                raise GradientCheckError(
-                    f"{self.name}, order {order}: the gradient of {name} has the shape "
-                    f"{gradient.shape}, but {name} has the shape {arguments[name].value.shape}"
-                )
-        return [gradient.astype("float64") for gradient in gradients]
-
-    def _check_types(
-        self, order: int, program: Program, wrt: Sequence[str], module: tvm.IRModule
-    ) -> None:
-        types = module["main_adjoint"].ret_ty.fields[1].fields
-        arguments = _by_name(program)
-        for name, gradient_type in zip(wrt, types, strict=True):
-            if not structural_equal(gradient_type, arguments[name].type, map_free_vars=True):
-                raise GradientCheckError(
-                    f"{self.name}, order {order}: the gradient of {name} has the type "
-                    f"{gradient_type}, but {name} has the type {arguments[name].type}"
-                )
-
-
 class _Check:
     """The state of one check: its settings and measurements."""
 
@@ -377,20 +290,20 @@ class _Check:
         self.max_error = 0.0
         self.comparisons = 0
 
-    def level(self, order: int, own: _Chain, reference: _Chain) -> None:
+    def level(self, order: int, own: Chain, reference: Chain) -> None:
         """Check one order."""
         if own is not reference:
             self.elements(order, own, reference)
         self._compare_directions(order, reference, reference.gradients(order))
 
-    def elements(self, order: int, own: _Chain, reference: _Chain) -> None:
+    def elements(self, order: int, own: Chain, reference: Chain) -> None:
         """Compare the gradients in the function's own dtypes with the reference's gradients.
 
         The reference takes the values that are rounded to these dtypes. Otherwise a gradient in
         float32 would differ by the rounding error of a half-precision cotangent.
         """
         level = own.level(order)
-        arguments = _by_name(level.program)
+        arguments = by_name(level.program)
         references = reference.gradients(order, level.program.values())
         pairs = zip(own.gradients(order), references, strict=True)
         for name, (gradient, expected) in zip(level.wrt, pairs, strict=True):
@@ -414,7 +327,7 @@ class _Check:
                 )
 
     def _compare_directions(
-        self, order: int, chain: _Chain, gradients: Sequence[np.ndarray]
+        self, order: int, chain: Chain, gradients: Sequence[np.ndarray]
     ) -> None:
         """Compare gradients with central differences along random directions, one input at a
         time."""
@@ -505,16 +418,8 @@ def _checked_dtypes(dtypes: str | Sequence[str]) -> list[str]:
     return dtypes
 
 
-def _by_name(program: Program) -> dict:
-    return {argument.name: argument for argument in program.arguments}
-
-
 def _dtypes(program: Program) -> list[str]:
     return [argument.dtype for argument in program.arguments]
-
-
-def _is_cotangent(argument: Argument) -> bool:
-    return argument.is_float and argument.name.startswith("cotangent")
 
 
 def _width(dtype: str) -> int:

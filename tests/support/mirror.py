@@ -124,7 +124,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     "topi._scatter": ("topi/test_index_write.py",),
     "topi.binary": ("legalize/test_binary.py", "tir/test_conventions.py"),
     "topi.ccl": ("rules/test_ccl.py",),
-    "topi.grid_sample": ("topi/test_threads.py", "rules/test_image.py"),
+    **dict.fromkeys(
+        ("topi.affine_grid", "topi.grid_sample"), ("topi/test_threads.py", "rules/test_image.py")
+    ),
     "topi.index_nd": ("topi/test_index_write.py", "topi/test_threads.py"),
     "topi.layout": ("legalize/test_pool.py", "rules/nn/test_pool.py"),
     "topi.linear_algebra": ("rules/test_linear_algebra.py", "legalize/test_linear_algebra.py"),
@@ -355,7 +357,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "training.*": ("training/test_trainer.py",),
     # The checker and the fuzzer.
     "testing._arguments": ("testing/test_check.py", "testing/test_parity.py"),
-    "testing._program": ("testing/test_check.py",),
+    **dict.fromkeys(("testing._chain", "testing._program"), ("testing/test_check.py",)),
     "testing.samples.*": ("testing/test_samples.py",),
     "testing.fuzz.differential": ("autodiff/test_random_programs.py",),
     "testing.fuzz.pipelines": ("cpu/test_random_pipelines.py",),

@@ -20,7 +20,7 @@ from tvm_ffi import structural_hash
 from relax_grad.cpu import stages
 from relax_grad.ir.compat import dtype_of
 from relax_grad.registry import declarations, operators
-from relax_grad.testing import _arguments, _program, check
+from relax_grad.testing import _arguments, _chain, _program
 from relax_grad.testing.samples import samples
 from relax_grad.transform import DispatchKernels
 
@@ -117,7 +117,7 @@ def build(case: Case | SampleCase) -> Program:
     module, name = program.module, "main"
     if order:
         wrt = _arguments.select_wrt(program.arguments, wrt)
-        *_, level = check.levels(program, wrt, order, seed=0)
+        *_, level = _chain.levels(program, wrt, order, seed=0)
         program, module, name = level.program, level.module, "main_adjoint"
     kept = {variable: f for variable, f in module.functions_items() if variable.name_hint != "main"}
     main = module[name].with_attr("global_symbol", "main")

@@ -17,6 +17,7 @@ from .control import CONTROL
 from .conv import CONV
 from .creation import CREATION
 from .elementwise import ELEMENTWISE
+from .embedding import EMBEDDING
 from .extremes import EXTREMES
 from .image import IMAGE
 from .indexing import INDEXING
@@ -44,6 +45,7 @@ CONVERTERS = {
     **CONV,
     **CREATION,
     **ELEMENTWISE,
+    **EMBEDDING,
     **EXTREMES,
     **IMAGE,
     **INDEXING,

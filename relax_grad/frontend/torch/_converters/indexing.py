@@ -43,30 +43,30 @@ def _gather(
     if not data.ty.ndim:
         return data if not index.ty.ndim else _op.broadcast_to(data, call.shape)
     if not index.ty.ndim:
-        return call.reshape(call.emit(_rows(call, data, call.reshape(index, [1]), 0)), [])
+        return call.reshape(call.emit(rows_at(call, data, call.reshape(index, [1]), 0)), [])
     axis = axis_of(dim, data.ty.ndim)
     for other in range(data.ty.ndim):
         if other != axis:
-            data = _front(call, data, other, extents_of(index)[other])
+            data = front(call, data, other, extents_of(index)[other])
     return _op.gather_elements(data, _positive(call, index, extents_of(data)[axis]), axis)
 
 
 def _positive(call: Call, index: relax.Expr, extent: int | tirx.Expr) -> relax.Expr:
     """Return an index whose negative numbers select nothing, where operators of Relax count them
     from the end."""
-    _require_places(call, index, extent)
+    require_places(call, index, extent)
     index = call.cast(index, "int64")
     negative = call.emit(_op.less(index, scalar(0, "int64")))
     return call.emit(_op.where(negative, call.tensor(extent, "int64"), index))
 
 
-def _rows(call: Call, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
+def rows_at(call: Call, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
     """Return the elements at indices of an axis; NaN for negative ones too, which PyTorch
     refuses."""
     return _op.take(data, call.cast(index, "int64"), axis, "nan")
 
 
-def _front(call: Call, data: relax.Expr, axis: int, count: int | tirx.Expr) -> relax.Expr:
+def front(call: Call, data: relax.Expr, axis: int, count: int | tirx.Expr) -> relax.Expr:
     """Return the first elements of an axis."""
     if extents_of(data)[axis] is count or extents_of(data)[axis] == count:
         return data
@@ -80,8 +80,8 @@ def _index_select(call: Call, data: relax.Expr, dim: int, index: relax.Expr) -> 
     if not data.ty.ndim:
         return data
     axis = axis_of(dim, data.ty.ndim)
-    _require_places(call, index, extents_of(data)[axis])
-    rows = call.emit(_rows(call, data, _vector(call, index), axis))
+    require_places(call, index, extents_of(data)[axis])
+    rows = call.emit(rows_at(call, data, _vector(call, index), axis))
     return _op.reshape(rows, call.shape)
 
 
@@ -95,10 +95,10 @@ def _vector(call: Call, index: relax.Expr) -> relax.Expr:
 def _take(call: Call, data: relax.Expr, index: relax.Expr) -> relax.Expr:
     size = math.prod(static(extents_of(data)))
     index = _from_zero(call, index, size)
-    return _rows(call, call.reshape(data, [size]), index, 0)
+    return rows_at(call, call.reshape(data, [size]), index, 0)
 
 
-def _require_places(call: Call, index: relax.Expr, extent: int | tirx.Expr) -> None:
+def require_places(call: Call, index: relax.Expr, extent: int | tirx.Expr) -> None:
     """Require that an axis with a symbolic extent has the elements of a constant index, and any
     element for a computed index."""
     if isinstance(extent, int):
@@ -113,7 +113,7 @@ def _require_places(call: Call, index: relax.Expr, extent: int | tirx.Expr) -> N
 
 def _from_zero(call: Call, index: relax.Expr, extent: int | tirx.Expr) -> relax.Expr:
     """Return an index with negative numbers counted from the end."""
-    _require_places(call, index, extent)
+    require_places(call, index, extent)
     index = call.cast(index, "int64")
     negative = call.emit(_op.less(index, scalar(0, "int64")))
     return call.emit(_op.where(negative, _op.add(index, call.tensor(extent, "int64")), index))
@@ -189,7 +189,7 @@ class _Places:
 @_in_bytes
 def _index(call: Call, data: relax.Expr, indices: list[relax.Expr | None]) -> relax.Expr:
     places = _Places(call, data, indices)
-    return _rows(call, places.joined(data), places.index, places.axis)
+    return rows_at(call, places.joined(data), places.index, places.axis)
 
 
 @converts(INDEXING, "index_put.default", "_unsafe_index_put.default", "index_put_.default")
@@ -282,7 +282,7 @@ def _index_add(
     axis = axis_of(dim, rank)
     index = _vector(call, index)
     if call.node.target.__name__.startswith("index_fill"):
-        _require_places(call, index, shape[axis] if rank else 1)
+        require_places(call, index, shape[axis] if rank else 1)
     else:
         index = _positive(call, index, shape[axis] if rank else 1)
     count = extents_of(index)[0]
@@ -343,7 +343,7 @@ def _scatter(
     for other_axis, count in enumerate(extents_of(index)):
         if other_axis != axis:
             call.require_slice(0, count, extents_of(data)[other_axis])
-        src = _front(call, src, other_axis, count)
+        src = front(call, src, other_axis, count)
     if call.node.target.__name__ == "scatter_add.default":
         reduce = "add"
     if reduce is None:
@@ -464,103 +464,3 @@ def _scattered_extreme(
     finite = call.emit(_op.isfinite(best))
     change = call.emit(_op.where(finite, _op.multiply(change, share), zero))
     return call.emit(_op.add(best, change))
-
-
-@converts(INDEXING, "embedding.default")
-def _embedding(
-    call: Call,
-    weight: relax.Expr,
-    indices: relax.Expr,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-    sparse: bool,
-) -> relax.Expr:
-    """The row of the padding has no gradient."""
-    if scale_grad_by_freq:
-        raise Refused("scale_grad_by_freq changes the gradient only, which Relax cannot express")
-    _require_places(call, indices, extents_of(weight)[0])
-    rows = call.emit(_rows(call, weight, indices, 0))
-    if padding_idx < 0:
-        return rows
-    shape = [*extents_of(indices), *[1] * (weight.ty.ndim - 1)]
-    padding = call.emit(_op.equal(indices, scalar(padding_idx, dtype(indices))))
-    return _op.where(call.reshape(padding, shape), stop_gradient(rows), rows)
-
-
-@converts(INDEXING, "embedding_renorm.default", "embedding_renorm_.default")
-def _embedding_renorm(call: Call, **_: object) -> None:
-    raise Refused(
-        "max_norm rescales the weight in the forward pass; rescale it in the training loop"
-    )
-
-
-@converts(INDEXING, "_embedding_bag.default", "_embedding_bag_forward_only.default")
-def _embedding_bag(
-    call: Call,
-    weight: relax.Expr | None,
-    indices: relax.Expr,
-    offsets: relax.Expr,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: relax.Expr | None,
-    include_last_offset: bool,
-    padding_idx: int,
-) -> tuple:
-    """A bag is a sum, a mean or a maximum of rows; an empty one is zero."""
-    if any(call.uses(i) for i in (1, 2, 3)):
-        raise Refused("results other than the first are used")
-    if scale_grad_by_freq:
-        raise Refused("scale_grad_by_freq changes the gradient only, which Relax cannot express")
-    kind, number = dtype(weight), extents_of(indices)[0]
-    bags = call.shape[0]
-    offsets = call.cast(offsets, "int64")
-    offsets = _front(call, offsets, 0, bags)
-    places = call.emit(_op.expand_dims(_op.arange(0, number, 1, "int64"), 1))
-    begun = call.cast(
-        call.emit(_op.less_equal(call.emit(_op.expand_dims(offsets, 0)), places)), "int64"
-    )
-    bag = call.emit(_op.subtract(_op.sum(begun, [1]), scalar(1, "int64")))
-    if padding_idx >= 0:
-        padding = call.emit(_op.equal(indices, scalar(padding_idx, dtype(indices))))
-        bag = call.emit(_op.where(padding, scalar(bags, "int64"), bag))
-    _require_places(call, indices, extents_of(weight)[0])
-    # Rows of the padding fall into one more bag, which is cut off.
-    rows = call.emit(_rows(call, weight, indices, 0))
-    if per_sample_weights is not None:
-        rows = call.emit(_op.multiply(rows, _op.expand_dims(per_sample_weights, 1)))
-    width = extents_of(weight)[1]
-    shape = [bags + 1, width]
-    if mode == 2:
-        lowest = call.filled(shape, -math.inf, kind)
-        index = call.emit(_op.broadcast_to(_op.expand_dims(bag, 1), [number, width]))
-        result = _first_maximum(call, lowest, index, rows)
-    else:
-        result = written(call, call.emit(_op.zeros(shape, kind)), bag, rows, True)
-    if mode == 1:
-        ones = call.emit(_op.ones([number], kind))
-        count = written(call, call.emit(_op.zeros([bags + 1], kind)), bag, ones, True)
-        count = call.emit(_op.maximum(count, scalar(1, kind)))
-        result = call.emit(_op.divide(result, _op.expand_dims(count, 1)))
-    return _front(call, result, 0, bags), None, None, None
-
-
-def _first_maximum(
-    call: Call, lowest: relax.Expr, index: relax.Expr, rows: int | tirx.Expr
-) -> relax.Expr:
-    """Return each bag's maximum, with the gradient at its first row; empty bags are zero."""
-    kind, number = dtype(rows), extents_of(rows)[0]
-    fixed = call.emit(stop_gradient(rows))
-    best = call.emit(_op.scatter_elements(lowest, index, fixed, 0, "max"))
-    hit = call.emit(_op.equal(fixed, call.emit(_op.gather_elements(best, index, 0))))
-    places = call.emit(
-        _op.broadcast_to(_op.expand_dims(_op.arange(0, number, 1, "int64"), 1), extents_of(rows))
-    )
-    last = np.iinfo("int64").max
-    late = scalar(last, "int64")
-    places = call.emit(_op.where(hit, places, late))
-    none = call.filled(extents_of(lowest), last, "int64")
-    first = call.emit(_op.scatter_elements(none, index, places, 0, "min"))
-    empty = call.emit(_op.equal(first, late))
-    first = call.emit(_op.where(empty, scalar(0, "int64"), first))
-    return call.emit(_op.where(empty, scalar(0, kind), _op.gather_elements(rows, first, 0)))

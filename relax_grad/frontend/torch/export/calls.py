@@ -442,9 +442,8 @@ def _rewrite(
 
     for node in list(graph.nodes):
         old = operands.get(node)
-        if old is None and not new.keys().isdisjoint(
-            written.get(o, o) for o in node.all_input_nodes
-        ):
+        moved = (written.get(operand, operand) for operand in node.all_input_nodes)
+        if old is None and not new.keys().isdisjoint(moved):
             node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         if node.target is operator.getitem and node.args[0] in fields:
             new[node] = fields[node.args[0]][node.args[1]]
