@@ -15,16 +15,15 @@ from tvm import tirx
 
 from ...target import CPU
 from ..language import builder as b
-from ..language import functions as math
 from ..language.builder import Extent, bind, ceil_div, const
 from ..language.halves import Tensor
 from ..language.row_sums import Sums, add_parts
+from ._backward_pair import Common, Pair
 from ._blocks import Blocks
 from ._dropout import Dropout, with_generator
 from ._heads import Heads
 from ._pairs import blocks_for
 from ._sizes import Attention, Head, with_orders
-from ._spans import Span
 from .forward import Forward
 
 #: The most elements of the sums of a head of keys, of all threads.
@@ -231,12 +230,12 @@ class _Backward:
             size = of.queries * blocks.plan.padded(of.features)
             query_grad = b.scratch(size), const(0), blocks.plan.padded(of.features)
             b.clear(query_grad[0], const(0), size)
-        pair = _Pair(self, head, packed, (query, grad, inner), (query_grad, *totals))
+        pair = Pair(self._common(), head, packed, (query, grad, inner), (query_grad, *totals))
 
         def of_keys(
             with_queries: bool,
             loop: Callable,
-            pair: _Pair = pair,
+            pair: Pair = pair,
             part: tirx.PrimExpr | None = None,
         ) -> None:
             with loop(0, ceil_div(of.keys, blocks.plan.columns)) as j:
@@ -261,7 +260,7 @@ class _Backward:
                     (buffer, bind(start + i * (of.keys * pitch)), pitch)
                     for buffer, start, pitch in totals
                 ]
-                pair = _Pair(self, head, packed, (query, grad, inner), (query_grad, *own))
+                pair = Pair(self._common(), head, packed, (query, grad, inner), (query_grad, *own))
                 # The heads that share a head of keys give the first block to each thread in turn.
                 of_keys(True, b.serial, pair, bind((i + number) % self.parts))
         elif is_divided:
@@ -271,6 +270,18 @@ class _Backward:
             of_keys(True, b.serial)
         if query_grad is not target:
             blocks.copies.unpack_rows(query_grad, target, of.queries, of.features, loop)
+
+    def _common(self) -> Common:
+        """Return the values that all pairs share."""
+        return Common(
+            of=self.of,
+            blocks=self.blocks,
+            dropout=self.dropout,
+            bias=self.bias,
+            sums=self.sums,
+            has_weights=self.has_weights,
+            adds=self.adds,
+        )
 
     def _inner_products(self, head: Head, loop: Callable) -> tirx.Buffer:
         """Return the sums over the features of the products of the result and its gradient."""
@@ -317,149 +328,3 @@ class _Backward:
             with b.serial(0, of.keys) as row:
                 b.clear(buffer, bind(start + row * step), features)
         return target
-
-
-class _Pair:
-    """The gradients of a block of queries and a block of keys."""
-
-    def __init__(self, backward: _Backward, head: Head, packed: tuple, rows: tuple, totals: tuple):
-        self._of, self._blocks, self._head = backward.of, backward.blocks, head
-        self._bias, self._sums, self._dropout = backward.bias, backward.sums, backward.dropout
-        self._keys, self._values, self._key_rows = packed
-        self._query, self._grad, self._inner = rows
-        self._query_grad, self._key_grad, self._value_grad = totals
-        self._has_weights, self._adds = backward.has_weights, backward.adds
-
-    def emit(
-        self,
-        first: tirx.PrimExpr,
-        rows: tirx.PrimExpr,
-        span: Span,
-        with_keys: bool,
-        with_queries: bool,
-    ) -> None:
-        """Emit the additions to the gradients: of keys and values, of queries, or of all."""
-        of, blocks = self._of, self._blocks
-        features, value_features = of.features, of.value_features
-        query, grad, query_grad = (
-            (buffer, bind(start + first * step), step)
-            for buffer, start, step in (self._query[0], self._grad[0], self._query_grad)
-        )
-        query_rows, grad_rows = (
-            (buffer, bind(start + first // blocks.plan.step * step), step)
-            for buffer, start, step in (self._query[1], self._grad[1])
-        )
-        weights, grads = (b.scratch(blocks.plan.rows * blocks.plan.pitch) for _ in range(2))
-        factors = self._dropout.scratch() if self._dropout else None
-        if not self._has_weights:
-            blocks.scores(query, self._keys, features, scores=weights, rows=rows, span=span)
-            if self._bias is not None:
-                blocks.add_bias(self._bias, self._head, weights, rows, span)
-        blocks.scores(grad, self._values, value_features, scores=grads, rows=rows, span=span)
-
-        def each_row(is_masked: bool) -> None:
-            with b.serial(0, rows) as row:
-                self._row(
-                    first,
-                    row,
-                    weights,
-                    grads=grads,
-                    factors=factors,
-                    span=span,
-                    is_masked=is_masked,
-                )
-
-        b.either(span.is_whole(rows), lambda: each_row(False), lambda: each_row(True))
-        if with_keys:
-            adds = self._adds
-            factor = blocks.transposed_weights_of(weights, rows, span)
-            blocks.accumulate_transposed(
-                self._value_grad,
-                grad_rows,
-                value_features,
-                weights=factor,
-                rows=rows,
-                span=span,
-                add=adds,
-            )
-            factor = blocks.transposed_weights_of(grads, rows, span)
-            blocks.accumulate_transposed(
-                self._key_grad, query_rows, features, weights=factor, rows=rows, span=span, add=adds
-            )
-        if with_queries:
-            factor = blocks.weights_of(grads, rows, span)
-            blocks.accumulate(
-                query_grad,
-                self._key_rows,
-                features,
-                weights=factor,
-                rows=rows,
-                span=span,
-                add=not of.has_few_keys,
-            )
-
-    def _row(
-        self,
-        first: tirx.PrimExpr,
-        row: tirx.PrimExpr,
-        weights: tirx.Buffer,
-        grads: tirx.Buffer,
-        factors: tirx.Buffer | None,
-        span: Span,
-        is_masked: bool,
-    ) -> None:
-        """Emit the weights of a row of scores, and the gradients of the scores."""
-        blocks = self._blocks
-        vectors, lanes = blocks.vectors, blocks.vectors.lanes
-        base, place = bind(row * blocks.plan.pitch), bind(self._head.row_start(first + row))
-        inner = None if self._inner is None else bind(vectors.splat(self._inner[first + row]))
-        scale = vectors.splat(self._of.scale)
-        panels = span.panels_of(row) if is_masked else const(blocks.plan.panels)
-        if self._dropout is not None:
-            query = bind(first + row)
-            start = self._dropout.fill(factors, self._head, query, span, panels)
-
-        def finish(column: tirx.PrimExpr, weight: tirx.PrimExpr) -> None:
-            grad = vectors.load(grads, base + column)
-            if factors is None:
-                vectors.store(weights, base + column, weight)
-            else:
-                factor = bind(vectors.load(factors, start + column))
-                vectors.store(weights, base + column, weight * factor)
-                grad = grad * factor
-            vectors.store(grads, base + column, weight * (grad - inner) * scale)
-
-        if self._has_weights:
-            source, extent = bind(place * self._of.keys), span.extent_of(row, is_masked)
-
-            def weight(k: tirx.PrimExpr, number: Extent | None) -> tirx.PrimExpr:
-                return bind(vectors.load(self._sums, source + k, number))
-
-            if inner is None:
-
-                def term(k: tirx.PrimExpr, number: Extent | None) -> list:
-                    grad = vectors.load(grads, base + k)
-                    if factors is not None:
-                        grad = grad * vectors.load(factors, start + k)
-                    return [weight(k, number) * grad]
-
-                sums = Sums(vectors)
-                sums.add_row(extent, term)
-                inner = bind(vectors.splat(sums.totals()[0]))
-            vectors.each(extent, lambda k, number: finish(k, weight(k, number)))
-        else:
-            largest, logarithm = (bind(vectors.splat(self._sums[place * 2 + i])) for i in range(2))
-            low, high = span.limits(row) if is_masked else (None, None)
-            with b.serial(0, panels) as j:
-                for v in range(blocks.plan.tile_vectors):
-                    column = bind(j * blocks.plan.width + v * lanes)
-                    score = vectors.load(weights, base + column)
-                    if is_masked:
-                        score = blocks.only_between(score, column, low, high)
-                    finish(column, math.exp_or_0(bind(score - largest - logarithm)))
-        if is_masked:
-            with b.serial(panels, bind(ceil_div(span.size, blocks.plan.width))) as j:
-                for v in range(blocks.plan.tile_vectors):
-                    at = bind(base + j * blocks.plan.width + v * lanes)
-                    for buffer in (weights, grads):
-                        vectors.store(buffer, at, vectors.splat(0))
