@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from . import _arguments
 from ._text import EXIT_CODES, PASSES, count_of, print_json, version_table, versions
+
+if TYPE_CHECKING:  # the command imports them when it runs
+    from ..testing.fuzz.session import Counts, Finding
 
 _DESCRIPTION = """\
 Draws random Relax programs of all differentiable operators, differentiates and compiles them, and
@@ -141,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     return code or (1 if session.counts.findings else 0)
 
 
-def _object(finding: Any, subject: Any, seed: int) -> dict:
+def _object(finding: Finding, subject: Any, seed: int) -> dict:
     """Return a finding as an object of JSON; docs/checking.md lists its keys."""
     return {
         "program": finding.number,
@@ -164,7 +167,7 @@ def _subject(args: argparse.Namespace) -> Any:
     return Gradients(Settings(args.through or "relax_grad", args.pipeline))
 
 
-def _summary(counts: Any, subject: Any, seconds: float) -> Iterator[str]:
+def _summary(counts: Counts, subject: Any, seconds: float) -> Iterator[str]:
     preposition, noun = subject.part
     yield ""
     yield (
@@ -201,7 +204,7 @@ def _output(stream: TextIO) -> Iterator[tuple[Callable, Callable, Callable]]:
         def write(line: str, style: str | None = None) -> None:
             progress.console.print(line, style=style, markup=False, soft_wrap=True)
 
-        def begin(text: str, counts: Any) -> None:
+        def begin(text: str, counts: Counts) -> None:
             progress.update(task, description=f"{_so_far(counts)}; {text}")
             progress.refresh()
 
@@ -213,7 +216,7 @@ def _at_intervals(stream: TextIO) -> Callable[..., None]:
     :data:`_INTERVAL`."""
     said = None
 
-    def begin(text: str, counts: Any) -> None:
+    def begin(text: str, counts: Counts) -> None:
         nonlocal said
         now = time.monotonic()
         if said is None or now - said >= _INTERVAL:
@@ -223,5 +226,5 @@ def _at_intervals(stream: TextIO) -> Callable[..., None]:
     return begin
 
 
-def _so_far(counts: Any) -> str:
+def _so_far(counts: Counts) -> str:
     return f"{counts.programs} done, {count_of(counts.findings, 'finding')}"

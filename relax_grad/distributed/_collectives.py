@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tvm
 import tvm_ffi
@@ -38,6 +38,46 @@ class _Started(NamedTuple):
     recvs: list[tvm.runtime.Tensor]
     begin: float
     least: float
+
+
+class Transport(Protocol):
+    """The messages among some workers: of Gloo or of MPI.
+
+    Attributes
+    ----------
+    rank, size : int
+        The number of this worker among them, and their number.
+    """
+
+    rank: int
+    size: int
+
+    def close(self) -> None:
+        """Release the connections."""
+
+    def allreduce(self, sends: Sequence, kind: str, recvs: Sequence) -> None:
+        """Reduce tensors of all workers."""
+
+    def start_allreduce(self, sends: Sequence, kind: str, recvs: Sequence) -> Reduction:
+        """Begin to reduce tensors of all workers."""
+
+    def allgather(self, send: tvm.runtime.Tensor, recv: tvm.runtime.Tensor) -> None:
+        """Gather the tensors of all workers on each."""
+
+    def broadcast(self, send: tvm.runtime.Tensor | None, recv: tvm.runtime.Tensor) -> None:
+        """Copy a tensor of worker 0 to all."""
+
+    def scatter(self, send: tvm.runtime.Tensor | None, recv: tvm.runtime.Tensor) -> None:
+        """Give each worker its part of a tensor of worker 0."""
+
+    def gather(self, send: tvm.runtime.Tensor, recv: tvm.runtime.Tensor | None) -> None:
+        """Gather the tensors of all workers on worker 0."""
+
+    def send(self, buffer: tvm.runtime.Tensor, receiver: int) -> None:
+        """Send a tensor to a worker."""
+
+    def recv(self, buffer: tvm.runtime.Tensor, sender: int) -> None:
+        """Receive a tensor of a worker."""
 
 
 class Communicator:
@@ -70,7 +110,13 @@ class Communicator:
     """
 
     def __init__(
-        self, world: Any, group: Any, peers: Any, rank: int, num_workers: int, num_groups: int
+        self,
+        world: Transport,
+        group: Transport,
+        peers: Transport,
+        rank: int,
+        num_workers: int,
+        num_groups: int,
     ):
         self.world, self.group, self.peers, self.rank = world, group, peers, rank
         self.num_workers, self.num_groups = num_workers, num_groups
@@ -185,7 +231,7 @@ class Communicator:
         for transport in {id(e): e for e in (self.world, self.group, self.peers)}.values():
             transport.close()
 
-    def _among(self, in_group: bool) -> Any:
+    def _among(self, in_group: bool) -> Transport:
         return self.group if in_group else self.world
 
     def allreduce(

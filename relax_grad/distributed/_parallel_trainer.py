@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,7 +172,13 @@ class ParallelTrainer(Trainer):
                     )
                     raise WorkerError(rank, self.session.hosts[rank], cause)
 
-    def export(self, folder: Any, *, target: Any = None, **options: Any) -> None:
+    def export(
+        self,
+        folder: str | os.PathLike,
+        *,
+        target: tvm.target.Target | str | Mapping | Sequence | None = None,
+        **options: Any,
+    ) -> None:
         """Write a folder for programs without Python: the step of one worker, with the state of
         this moment.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
 
 import numpy as np
 import tvm
@@ -77,7 +76,7 @@ def share_tensors(
 
 
 def _received(
-    worker: Worker, whole: Any, shape: list[int], dtype: str, layout: Layout
+    worker: Worker, whole: tvm.runtime.Tensor | None, shape: list[int], dtype: str, layout: Layout
 ) -> tvm.runtime.Tensor:
     """Return a tensor of the controller, or the worker's part of it."""
     call = worker.communicator.call
@@ -227,7 +226,7 @@ def step(
 
 
 def _share(
-    worker: Worker, whole: Any, shape: list[int], dtype: str, ranges: Any
+    worker: Worker, whole: np.ndarray | None, shape: list[int], dtype: str, ranges: list | None
 ) -> tvm.runtime.Tensor:
     """Return the worker's share of a tensor of the controller."""
     call = worker.communicator.call

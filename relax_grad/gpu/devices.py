@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import tvm
 import tvm_ffi
@@ -17,7 +16,7 @@ def present(
     number: int,
     subject: str | None = None,
     remedy: str = "without a GPU, leave device out",
-) -> Any:
+) -> tvm.runtime.Device:
     """Return a device.
 
     Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
@@ -29,6 +29,10 @@ _KINDS = {"cuda": "cuda"}
 
 #: An architecture of CUDA with the operations of half precision.
 _ANY_ARCH = "sm_80"
+
+
+#: The targets of an exported folder: one, several levels of x86-64, or None for the default.
+Targets: TypeAlias = "tvm.target.Target | str | Mapping | Sequence | None"
 
 
 class Place:
@@ -81,7 +85,7 @@ class Place:
         """Return the outputs of a step in memory that later steps do not write."""
         return outputs
 
-    def for_export(self, target: Any) -> Any:
+    def for_export(self, target: Targets) -> Targets:
         """Return the target of an exported folder; None for the target of the trainer."""
         return target
 
@@ -105,7 +109,7 @@ class DevicePlace(Place):
         self,
         target: tvm.target.Target,
         options: Mapping[str, object] | None,
-        device: Any,
+        device: tvm.runtime.Device,
         library: str | None = None,
         graph: bool = False,
     ):
@@ -123,7 +127,9 @@ class DevicePlace(Place):
                 module = _captured(step, module)
             return self.module(module, roots_of(step))
 
-    def module(self, module: tvm.IRModule, roots: list[str] | None = None) -> Any:
+    def module(
+        self, module: tvm.IRModule, roots: list[str] | None = None
+    ) -> tvm.runtime.Executable:
         module = prepared(module, roots, self._library)
         return devices.compiled(module, self.target, self.options or {})
 
@@ -159,7 +165,7 @@ class DevicePlace(Place):
     def outputs(self, outputs: Sequence[tvm.runtime.Tensor]) -> Sequence[tvm.runtime.Tensor]:
         return [each.copyto(self.device) for each in outputs] if self._has_graphs else outputs
 
-    def for_export(self, target: Any) -> Any:
+    def for_export(self, target: Targets) -> Targets:
         """Return this processor by default: folders are for CPUs."""
         return _export.target_of(None) if target is None else target
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tvm
@@ -31,7 +30,7 @@ _DEFAULT = 0
 _PINNED = {DLDeviceType.kDLCUDA: DLDeviceType.kDLCUDAHost}
 
 
-def host_of(device: Any) -> Any:
+def host_of(device: tvm.runtime.Device) -> tvm.runtime.Device:
     """Return the device of TVM for host memory that a device reads and writes by itself: pinned
     memory for CUDA."""
     kind = _PINNED.get(device.dlpack_device_type())
@@ -68,7 +67,7 @@ class Feed:
         The number of steps that begin before the results of the step before them are read.
     """
 
-    def __init__(self, device: Any, ahead: int):
+    def __init__(self, device: tvm.runtime.Device, ahead: int):
         self.ahead = ahead
         self._device, self._host = device, host_of(device)
         streams = [device.create_raw_stream() for _ in range(ahead + 1)]
@@ -127,7 +126,7 @@ class _Reading:
 
     def __init__(
         self,
-        device: Any,
+        device: tvm.runtime.Device,
         stream: int,
         scalars: Sequence[tvm.runtime.Tensor],
         arguments: Sequence[tvm.runtime.Tensor],
@@ -146,7 +145,7 @@ class _Reading:
         return list(map(_array, self._scalars))
 
 
-def _empty(tensor: tvm.runtime.Tensor, device: Any) -> tvm.runtime.Tensor:
+def _empty(tensor: tvm.runtime.Tensor, device: tvm.runtime.Device) -> tvm.runtime.Tensor:
     return tvm.runtime.empty(tensor.shape, tensor.dtype, device)
 
 
@@ -162,6 +161,6 @@ def _is_like(one: tvm.runtime.Tensor, other: tvm.runtime.Tensor) -> bool:
     return one.dtype == other.dtype and tuple(one.shape) == tuple(other.shape)
 
 
-def _free(device: Any, streams: Sequence[int]) -> None:
+def _free(device: tvm.runtime.Device, streams: Sequence[int]) -> None:
     for stream in streams:
         device.free_raw_stream(stream)

@@ -17,6 +17,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from tvm import relax
 
 from ..gpu.graphs import GRAPH
 
@@ -80,7 +81,7 @@ class Graphs:
         Its device.
     """
 
-    def __init__(self, machine: Any, device: Any):
+    def __init__(self, machine: relax.VirtualMachine, device: tvm.runtime.Device):
         self._machine, self._device, self._driver = machine, device, Driver()
         self._stream = device.create_raw_stream()
         weakref.finalize(self, device.free_raw_stream, self._stream)
@@ -119,7 +120,7 @@ class _Graph:
         the graph reads and writes where they are.
     """
 
-    def __init__(self, driver: Driver, device: Any, arguments: Sequence):
+    def __init__(self, driver: Driver, device: tvm.runtime.Device, arguments: Sequence):
         self._driver, self._device = driver, device
         # The tensors in place are kept: nothing else gets their addresses.
         self._arguments = [
@@ -189,7 +190,7 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, tvm.runtime.Tensor)
 
 
-def _is_like(one: Any, other: Any) -> bool:
+def _is_like(one: tvm.runtime.Tensor, other: tvm.runtime.Tensor) -> bool:
     return one.dtype == other.dtype and tuple(one.shape) == tuple(other.shape)
 
 

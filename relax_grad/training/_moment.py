@@ -19,6 +19,7 @@ from itertools import starmap
 from operator import length_hint
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import tvm
 
 from .._validation import check_integer
@@ -33,7 +34,7 @@ class Reading(Protocol):
     def wait(self) -> None:
         """Wait until the step has ended."""
 
-    def arrays(self) -> Sequence[Any]:
+    def arrays(self) -> Sequence[np.ndarray]:
         """Return them as arrays, when they have arrived."""
 
 
@@ -117,7 +118,7 @@ class Call:
         return self._results[0][2]
 
     @property
-    def further(self) -> Sequence[Any]:
+    def further(self) -> Sequence[tvm.runtime.Tensor]:
         """The results after the groups of tensors."""
         return self._results[0][6:]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from tvm import relax
@@ -183,7 +183,7 @@ def _with_symbol(
     }
 
 
-def _shape_of(value: Any) -> tuple[int, ...]:
+def _shape_of(value: object) -> tuple[int, ...]:
     shape = getattr(value, "shape", None)
     try:
         return tuple(map(int, np.shape(value) if shape is None else shape))

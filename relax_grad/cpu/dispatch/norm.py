@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tvm import relax, tirx
 
@@ -351,7 +351,9 @@ def _of_any_number(
     return replace(of, channels=channels, outer=images if has_several else of.outer), changed
 
 
-def _instances(shape: Shape, attrs: Any) -> tuple[Extent, Extent, Extent] | None:
+def _instances(
+    shape: Shape, attrs: relax.op.op_attrs.Attrs
+) -> tuple[Extent, Extent, Extent] | None:
     """Return (outer, channels, inner) if the axes are exactly those after the channel axis, else
     None.
 
@@ -367,13 +369,13 @@ def _instances(shape: Shape, attrs: Any) -> tuple[Extent, Extent, Extent] | None
     return prod(shape[:channel]), shape[channel], inner
 
 
-def _each_channel(shape: Shape, attrs: Any) -> _Groups | None:
+def _each_channel(shape: Shape, attrs: relax.op.op_attrs.Attrs) -> _Groups | None:
     """Return (outer, channels, 1, inner) as :func:`_groups` does: each channel is a group."""
     split = _instances(shape, attrs)
     return split and (split[0], split[1], 1, split[2])
 
 
-def _groups(shape: Shape, attrs: Any) -> _Groups | None:
+def _groups(shape: Shape, attrs: relax.op.op_attrs.Attrs) -> _Groups | None:
     """Return (outer, groups, channels of a group, inner) as :func:`_instances` does.
 
     The result is also None if the groups do not divide the channels.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from tvm import tirx
 
@@ -49,7 +48,7 @@ class Factor:
         return None
 
     def reader(
-        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+        self, a: Tensor, a0: tirx.PrimExpr, place: tirx.Buffer | None, strips: tuple, depth: tuple
     ) -> Callable:
         """Emit the copies of some strips over a stretch of k, and return the reader of their
         elements.
@@ -75,7 +74,7 @@ class Copies(Factor):
         return b.scratch(self.size[0] * self.size[1] * self._pitch)
 
     def reader(
-        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+        self, a: Tensor, a0: tirx.PrimExpr, place: tirx.Buffer, strips: tuple, depth: tuple
     ) -> Callable:
         (first, last), height = strips, self.size[0]
         top = bind(first * height)
@@ -106,7 +105,7 @@ class Across(Factor):
     """A reader of a transposed A in place, ``[k, m]``."""
 
     def reader(
-        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+        self, a: Tensor, a0: tirx.PrimExpr, place: tirx.Buffer | None, strips: tuple, depth: tuple
     ) -> Callable:
         def read(row: tirx.PrimExpr) -> Callable:
             base = bind(a0 + depth[0] * self.p.rows + row)
@@ -127,7 +126,7 @@ class Strips(Factor):
         return b.scratch(self.size[1] * (self.size[0] * self.depth + self.vectors.lanes))
 
     def reader(
-        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+        self, a: Tensor, a0: tirx.PrimExpr, place: tirx.Buffer, strips: tuple, depth: tuple
     ) -> Callable:
         (first, last), (k0, size), height = strips, depth, self.size[0]
         vectors, rows = self.copied, self.p.rows
@@ -192,7 +191,7 @@ class TransposedStrips(Strips):
     """A reader of a copy of A, ``[m, k]``, in the layout ``[strip][k][row]``."""
 
     def reader(
-        self, a: Tensor, a0: tirx.PrimExpr, place: Any, strips: tuple, depth: tuple
+        self, a: Tensor, a0: tirx.PrimExpr, place: tirx.Buffer, strips: tuple, depth: tuple
     ) -> Callable:
         (first, last), (k0, size), height = strips, depth, self.size[0]
         rows, steps = self.p.rows, self.p.depth

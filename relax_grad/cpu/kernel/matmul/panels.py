@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from tvm import tirx
 
@@ -208,11 +208,11 @@ class PanelSource(Protocol):
     def place(self) -> tirx.Buffer | None:
         """Allocate the buffer of a task, if it has one."""
 
-    def fill(self, place: Any, columns: tuple, depth: tuple) -> None:
+    def fill(self, place: tirx.Buffer | None, columns: tuple, depth: tuple) -> None:
         """Pack a stretch of the panels of a task, unless each is packed later or all are."""
 
     def each(
-        self, place: Any, columns: tuple, depth: tuple, among: tuple | None = None
+        self, place: tirx.Buffer | None, columns: tuple, depth: tuple, among: tuple | None = None
     ) -> AbstractContextManager[tuple]:
         """Emit a loop over panels, as :meth:`Packed.each` does."""
 
@@ -232,12 +232,12 @@ class Packed:
     def place(self) -> None:
         """Allocate nothing."""
 
-    def fill(self, place: None, columns: tuple, depth: tuple) -> None:
+    def fill(self, place: tirx.Buffer | None, columns: tuple, depth: tuple) -> None:
         """Emit nothing: the panels of a task exist."""
 
     @contextmanager
     def each(
-        self, place: None, columns: tuple, depth: tuple, among: tuple | None = None
+        self, place: tirx.Buffer | None, columns: tuple, depth: tuple, among: tuple | None = None
     ) -> Iterator[tuple]:
         """Emit a loop over panels; yield the number of one, the buffer and the offset of its
         stretch, and None or a function.
