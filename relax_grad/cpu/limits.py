@@ -1,8 +1,8 @@
-"""The subjects of a :class:`relax_grad.cpu.tuning.Tuning`: sizes and limits, with their units and
-the benchmarks that measured them.
+"""The subjects of a :class:`relax_grad.cpu.tuning.Tuning` for matrix products: sizes and limits,
+with their units and the benchmarks that measured them.
 
 A default is the value of processors with vectors of 128 bits; ``relax_grad/cpu/tuning.py`` has the
-values of others.
+values of others, and ``relax_grad/cpu/kernel_limits.py`` the subjects of other kernels.
 """
 
 from __future__ import annotations
@@ -366,84 +366,3 @@ class Tasks:
     steal_strips: int = 8
     steal_work: float = 1.1
     steal_strips_time: float = 1.08
-
-
-@dataclass(frozen=True)
-class Convolutions:
-    """The sizes of convolutions, in bytes unless stated otherwise.
-
-    ``benchmarks/measure.py`` measures them. The machine of each choice was not recorded, except
-    that ``product_pixels`` and ``winograd_round`` were measured on both makers' AVX-512.
-
-    Attributes
-    ----------
-    tile : tuple[int, int]
-        The pixels and vectors of the largest tile.
-    product_pixels : int
-        The fewest pixels of an image, of a known number of images in float32, for which a matrix
-        product with images as rows is faster than a kernel with channels as lanes.
-    source : int
-        The source that a task copies, less than half of a second-level cache.
-    target : int
-        The target that a task accumulates with the channels last.
-    panel : int
-        The part of a panel that tiles read before they continue with the next source channels.
-    weights : int
-        Weights that stay in a second-level cache from one image to the next.
-    small_plane : int
-        The elements of small images, of which tiles read all rows of a channel.
-    column_source : int
-        The source that a task copies if lanes are columns.
-    weight_chunk, stem_chunk : int
-        The part of X that a tile of a weight gradient reads, and of dY if X has few channels.
-    depthwise_chunk, depthwise_weight_chunk : int
-        The source that a depthwise convolution copies at once, and X and dY for its weight
-        gradient.
-    winograd_round : int
-        The steps of a round of the products of Winograd's filtering.
-    winograd_fused : int
-        The transformed weight up to which a task performs all steps of it.
-    winograd_task, winograd_chunk : int
-        The transformed data and results: for one task, and for a chunk of images.
-    winograd_shared : tuple[int, int]
-        Its weight gradient: the transformed squares of a chunk that threads share, and the most if
-        the sums have as many bytes.
-    winograd_own : tuple[int, int]
-        The least and the most transformed squares of a chunk of one thread.
-    """
-
-    tile: tuple[int, int] = (6, 2)
-    product_pixels: int = 144
-    source: int = 400 * KB
-    target: int = 96 * KB
-    panel: int = 32 * KB
-    weights: int = 512 * KB
-    small_plane: int = 64
-    column_source: int = 256 * KB
-    weight_chunk: int = 160 * KB
-    stem_chunk: int = 128 * KB
-    depthwise_chunk: int = 96 * KB
-    depthwise_weight_chunk: int = 128 * KB
-    winograd_round: int = 1
-    winograd_fused: int = 768 * KB
-    winograd_task: int = 512 * KB
-    winograd_chunk: int = 8 * MB
-    winograd_shared: tuple[int, int] = (4 * MB, 16 * MB)
-    winograd_own: tuple[int, int] = (1 * MB, 2 * MB)
-
-
-@dataclass(frozen=True)
-class AttentionTiles:
-    """The tiles of attention. ``benchmarks/attention.py`` measures them.
-
-    Attributes
-    ----------
-    largest : tuple[int, int]
-        The most rows and vectors of a tile.
-    wide : tuple[int, int] or None
-        A tile that needs fewer loads for a multiply-add; None where it is no faster, or was not
-        measured.
-    """
-
-    largest: tuple[int, int] = (6, 2)
-    wide: tuple[int, int] | None = None

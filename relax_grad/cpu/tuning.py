@@ -5,8 +5,8 @@ A new processor is a row of this file: the features of LLVM that recognise it, a
 differ from a row above. :meth:`relax_grad.target.CPU.of` takes the first of :data:`ROWS` that fits
 a target. Kernels read fields, and never ask for a maker or a generation.
 
-``relax_grad/cpu/limits.py`` has the fields with their units and the benchmarks that measured them.
-The column ``measured`` of a row names the machines.
+``limits.py`` and ``kernel_limits.py`` beside this file have the fields with their units and the
+benchmarks that measured them. The column ``measured`` of a row names the machines.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from math import inf
 
+from .kernel_limits import AttentionTiles, Convolutions, Copies, Recurrences, Reductions
 from .limits import (
     FEW_REGISTERS,
     KB,
     MB,
     ONE_VECTOR,
-    AttentionTiles,
     Caches,
-    Convolutions,
     Crossover,
     Prefetch,
     ProductTiles,
@@ -53,8 +52,10 @@ class Tuning:
         Whether ``vdpbf16ps`` of AVX512-BF16, where a target has it, is faster than multiply-adds of
         float32. On an Emerald Rapids, steps in bfloat16 took 1.6 to 2.1 times those in float32 with
         it.
-    caches, tiles, prefetch, ways, transposed, tasks, convolutions, attention
-        The values, by subject.
+    caches, tiles, prefetch, ways, transposed, tasks
+        The values for matrix products, by subject.
+    convolutions, attention, recurrences, reductions, copies
+        The values for other kernels.
     """
 
     name: str
@@ -73,6 +74,9 @@ class Tuning:
     tasks: Tasks = field(default=Tasks(), repr=False)
     convolutions: Convolutions = field(default=Convolutions(), repr=False)
     attention: AttentionTiles = field(default=AttentionTiles(), repr=False)
+    recurrences: Recurrences = field(default=Recurrences(), repr=False)
+    reductions: Reductions = field(default=Reductions(), repr=False)
+    copies: Copies = field(default=Copies(), repr=False)
 
     @cached_property
     def digest(self) -> str:
@@ -99,6 +103,7 @@ NEON = replace(
     ways=replace(GENERIC.ways, in_place=(ONE_VECTOR,)),
     convolutions=replace(GENERIC.convolutions, tile=(8, 3)),
     attention=AttentionTiles((8, 2)),
+    recurrences=replace(GENERIC.recurrences, rows=8, symbolic_task=16),
 )
 
 AVX2 = replace(
@@ -109,6 +114,7 @@ AVX2 = replace(
     features=("avx2", "fma"),
     transposed=replace(GENERIC.transposed, is_measured=True),
     convolutions=replace(GENERIC.convolutions, tile=(6, 2)),
+    recurrences=replace(GENERIC.recurrences, vectors=(2, 3)),
 )
 
 #: Intel's processors before Ice Lake have no instructions for SHA. AMD's with AVX2 have these, or
@@ -147,6 +153,7 @@ ZEN4 = replace(
     transposed=replace(AVX2.transposed, row_columns=3),
     convolutions=replace(AVX2.convolutions, tile=(14, 2)),
     attention=AttentionTiles((8, 2)),
+    recurrences=replace(AVX2.recurrences, rows=8, symbolic_task=16),
 )
 
 #: LLVM prefers shorter vectors on Intel's processors alone. Their cores load and issue less for

@@ -14,7 +14,7 @@ from versions import IS_OLDEST
 
 from relax_grad.cpu.codegen import lower
 from relax_grad.cpu.target import CPU
-from relax_grad.cpu.tuning import EARLY_AVX512, ICE_LAKE, ZEN4
+from relax_grad.cpu.tuning import EARLY_AVX512, ICE_LAKE, ZEN4, Tuning
 from relax_grad.testing._program import without_assertions
 
 _AVX512 = {"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 2}
@@ -86,6 +86,11 @@ def each_target(function):
         for name, target in TARGETS.items()
     ]
     return pytest.mark.parametrize("target", params)(function)
+
+
+def cpu_of(row: Tuning, cores: int = 2, **properties: bool) -> CPU:
+    """Return the properties of a processor with the values of a row."""
+    return CPU(row.lanes, row.registers, cores, tuning=row, **properties)
 
 
 def makers(cpu: CPU) -> list[CPU]:

@@ -166,7 +166,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("cpu/dispatch/test_residuals.py", "cpu/dispatch/test_norm.py"),
     ),
     "cpu.dispatch.unread": ("cpu/dispatch/test_recurrent.py",),
-    "cpu.limits": ("cpu/test_tuning.py",),
+    **dict.fromkeys(("cpu.limits", "cpu.kernel_limits"), ("cpu/test_tuning.py",)),
     # Kernels.
     "cpu.kernel.language._amx_code": _in("cpu/kernel/language", "amx"),
     "cpu.kernel.language.activations": (
@@ -210,7 +210,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cpu.kernel.conv.*": _in("cpu/kernel/conv", "direct", "conv3d"),
     "cpu.kernel.recurrent.*": _in("cpu/kernel/recurrent", "recurrence"),
     "cpu.kernel.reduction.norm_backward": _in("cpu/kernel/reduction", "norm"),
-    "cpu.kernel.reduction.pool_windows": _in("cpu/kernel/reduction", "pool"),
+    "cpu.kernel.reduction.pool_*": _in("cpu/kernel/reduction", "pool"),
     "cpu.passes": ("cpu/passes/test_public_passes.py",),
     "cpu.passes.attention.*": ("cpu/passes/attention/test_fuse.py",),
     "cpu.passes.remat.*": ("training/test_remat.py",),

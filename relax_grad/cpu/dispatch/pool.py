@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 
 from tvm import relax
 
 from ...op.pool import check_pool_attrs, check_pool_backward
 from ...op.rank import RANKS
 from ..kernel.reduction import pool
-from ..kernel.reduction.pool_windows import Pool, Windows
+from ..kernel.reduction.pool_geometry import Pool, Windows, pool_of
 from .registry import CallSite, Kernel, Shape, kernel_for
 from .residuals import BlockCalls, Description, Replacement, ResidualKernel, residuals_for
-
-#: The most taps of a window, and the largest stride, for which the code of all taps and phases is
-#: unrolled.
-_MOST_TAPS, _LARGEST_STRIDE = 49, 4
-
-#: The most elements of a plane: a task keeps several copies of it.
-_LARGEST_PLANE = 2**21
-
-#: The most channels of a tensor with one spatial axis that become the rows of a plane.
-_MOST_ROWS = 16
 
 #: The gradient of each operator of max pooling.
 _MAX_POOL_BACKWARD = {
@@ -131,7 +120,7 @@ def _pool(attrs: relax.op.op_attrs.Attrs, data: Shape, result: Shape) -> Pool | 
         [int(value) for value in getattr(attrs, name)]
         for name in ("pool_size", "strides", "padding", "dilation")
     )
-    *outer, columns = (
+    axes = [
         Windows(
             data[2 + i],
             sizes[i],
@@ -142,15 +131,5 @@ def _pool(attrs: relax.op.op_attrs.Attrs, data: Shape, result: Shape) -> Pool | 
             dilation=dilation[i],
         )
         for i in range(rank)
-    )
-    if prod(sizes) > _MOST_TAPS or max(strides) > _LARGEST_STRIDE:
-        return None
-    if prod(data[2:]) > _LARGEST_PLANE:
-        return None
-    if not all(axis.has_elements() for axis in (*outer, columns)):
-        return None
-    channels = data[1]
-    if not outer:
-        rows = max(i for i in range(1, _MOST_ROWS + 1) if channels % i == 0)
-        outer, channels = [Windows(rows, 1, 1, 0, rows)], channels // rows
-    return Pool(data[0] * channels, tuple(outer), columns)
+    ]
+    return pool_of(data[0], data[1], axes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 
 from tvm import relax
 from tvm.ir import Op
@@ -11,6 +10,7 @@ from tvm.ir import Op
 from ...ir.compat import dtype_of
 from ...op.loss import check_nll_loss_backward
 from ..kernel.reduction import softmax as kernels
+from ..kernel.reduction.lines import Lines
 from ..kernel.reduction.loss import Loss, cross_entropy_backward
 from .registry import CallSite, Kernel, Shape, all_known, kernel_for
 from .residuals import BlockCalls, ResidualKernel, residuals_for
@@ -21,10 +21,6 @@ _MAKE = {
     "relax.grad.softmax_backward": kernels.softmax_backward,
     "relax.grad.log_softmax_backward": kernels.log_softmax_backward,
 }
-
-#: The fewest columns, except a single one, that have a kernel: most lanes of a vector are unused
-#: with fewer ones.
-_FEWEST = 4
 
 _CALL_TIR, _NLL_LOSS_BACKWARD = map(Op.get, ("relax.call_tir", "relax.grad.nll_loss_backward"))
 
@@ -59,7 +55,7 @@ def cross_entropy(site: CallSite, var: relax.Var, calls: BlockCalls) -> Residual
     return kernel and ResidualKernel(kernel, [], {})
 
 
-def _cross_entropy_backward(site: CallSite, shape: Shape, lines: kernels.Lines) -> Kernel | None:
+def _cross_entropy_backward(site: CallSite, shape: Shape, lines: Lines) -> Kernel | None:
     """Return the kernel of a gradient of log_softmax whose cotangent is the gradient of nll_loss,
     else None."""
     output_grad, y = site.call.args
@@ -85,7 +81,7 @@ def _cross_entropy_backward(site: CallSite, shape: Shape, lines: kernels.Lines) 
 
 
 def _gathered_backward(
-    site: CallSite, backward: relax.Call, calls: BlockCalls, shape: Shape, lines: kernels.Lines
+    site: CallSite, backward: relax.Call, calls: BlockCalls, shape: Shape, lines: Lines
 ) -> Kernel | None:
     """Return the kernel of a gradient of log_softmax if one element of each row of it is gathered,
     else None."""
@@ -113,14 +109,10 @@ def _gathered_backward(
     return Kernel(generator, arguments, name, in_place=[(1, 3)])
 
 
-def _lines(shapes: list[Shape], axis: int) -> kernels.Lines | None:
+def _lines(shapes: list[Shape], axis: int) -> Lines | None:
     """Return the lines of tensors along an axis; None if their shapes differ or no kernel supports
     them."""
     shape = shapes[0]
     if not shape or any(other != shape for other in shapes):
         return None
-    axis %= len(shape)
-    inner = prod(shape[axis + 1 :])
-    if isinstance(inner, int) and 1 < inner < _FEWEST:
-        return None
-    return kernels.Lines(prod(shape[:axis]), shape[axis], inner)
+    return Lines.along(shape, axis)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ...limits import Convolutions
+from ...kernel_limits import Convolutions
 from ...target import CPU
 from ..language.builder import Extent, ceil_div
 from ..language.plans import Plan, ahead_as_text, extent_as_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ...limits import Convolutions
+from ...kernel_limits import Convolutions
 from ...target import CPU
 from ..language.builder import Extent, ceil_div
 from ..language.plans import Plan, extent_as_text

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from ...limits import Convolutions
+from ...kernel_limits import Convolutions
 from ...target import CPU
 from ..language.builder import Extent, ceil_div
 from ..language.plans import Plan

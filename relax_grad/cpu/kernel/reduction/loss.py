@@ -18,9 +18,10 @@ from ..language import builder as b
 from ..language import functions as math
 from ..language.builder import Extent, Vectors, bind, const, sum_of
 from ..language.halves import Tensor
-from .softmax import Columns, Lines, Row
+from .lines import Lines, lines_plan
+from .softmax import Columns, Row, each_line
 
-#: The number of partial sums of the weights of the targets.
+#: The number of partial sums of the weights of the targets, which is the order of additions.
 _PARTS = 16
 
 
@@ -74,6 +75,8 @@ def cross_entropy_backward(
         not ignored makes its position NaN, and the mean too.
     """
 
+    plan = lines_plan(lines, cpu)
+
     def body(dy: Tensor, y: Tensor, targets: tirx.Buffer, *rest: tirx.Buffer) -> None:
         *weights, dx = rest
         of_targets = _Targets(loss, lines.extent, targets, weights[0] if weights else None)
@@ -90,7 +93,7 @@ def cross_entropy_backward(
             else:
                 generator.columns(part)
 
-        lines.each(generator.vectors, emit)
+        each_line(plan, emit)
 
     params = [
         ("dy", shapes[0], "float32"),

@@ -14,6 +14,7 @@ from ..language.halves import Tensor
 from ..language.row_sums import Sums
 from .norm import Shapes, each_of_row, number_of, with_results
 from .reduce import Channels, emit_column_sums
+from .sums_plan import column_sums_plan
 
 
 def channel_norm_backward_data(
@@ -244,6 +245,7 @@ def row_norm_backward_gamma(
         ``dy * (x - mean) * rstd``.
     """
     vectors = Vectors(cpu.lanes)
+    plan = column_sums_plan((1, rows, columns), cpu, operands=2)
 
     def body(dy: Tensor, x: Tensor, *rest: tirx.Buffer) -> None:
         mean, (rstd, *results) = rest[:centered], rest[centered:]
@@ -260,7 +262,7 @@ def row_norm_backward_gamma(
 
             return product
 
-        emit_column_sums(vectors, cpu, (1, rows, columns), term, results, operands=2)
+        emit_column_sums(plan, term, results)
 
     names = ("dy", "x", *(["mean"] if centered else []), "rstd", "result")
     params = list(zip(names, shapes, strict=True))

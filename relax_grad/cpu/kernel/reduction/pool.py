@@ -20,7 +20,17 @@ from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Accumulators, Extent, Vectors, bind, const, sum_of
 from ..language.halves import Tensor
-from .pool_windows import Band, Gathered, Pool, Source, Windows
+from .pool_geometry import Pool, Windows
+from .pool_plan import pool_plan
+from .pool_windows import (
+    Band,
+    Shares,
+    Source,
+    each_band,
+    each_plane,
+    each_row_of_windows,
+    is_streamed,
+)
 
 _LOWEST = float("-inf")
 
@@ -47,15 +57,15 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
     function : tirx.PrimFunc
         Takes x and y, and the winners if wanted. A NaN is larger than any number.
     """
-    vectors = Vectors(cpu.lanes)
+    plan, vectors = pool_plan(pool, cpu), Vectors(cpu.lanes)
     bytes_ = Vectors(cpu.lanes, "int8")
 
     def body(x: Tensor, y: Tensor, *won: tirx.Buffer) -> None:
-        with pool.each_plane(cpu) as planes:
-            source = Source(pool, vectors, _LOWEST)
+        with each_plane(plan) as planes:
+            source = Source(plan, vectors, _LOWEST)
 
             def windows(plane: tirx.PrimExpr, band: Band, finite: bool) -> None:
-                with pool.each_row_of_windows(band) as at:
+                with each_row_of_windows(pool, band) as at:
                     base = pool.windows(plane, at)
 
                     def some(j: tirx.PrimExpr, number: Extent | None) -> None:
@@ -68,7 +78,7 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
 
                     vectors.each(pool.columns.number, some)
 
-            with planes() as plane, pool.each_band(cpu.lanes) as band:
+            with planes() as plane, each_band(plan) as band:
                 source.fill(x, plane, band)
                 _if_finite(source, lambda finite: windows(plane, band, finite))
 
@@ -96,15 +106,15 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
         Takes dy, x or the winners, and dx. Among equal elements of a window the first wins, and
         among several NaNs the last.
     """
-    vectors = Vectors(cpu.lanes)
+    plan, vectors = pool_plan(pool, cpu), Vectors(cpu.lanes)
     bytes_ = Vectors(cpu.lanes, "int8")
 
     def body(dy: Tensor, x: Tensor, dx: Tensor) -> None:
-        streamed = pool.streams((dy, x, dx))
-        with pool.each_plane(cpu, streamed) as planes:
-            grads = Gathered(pool, vectors, streamed)
+        streamed = is_streamed(plan, (dy, x, dx))
+        with each_plane(plan, streamed) as planes:
+            grads = Shares(plan, vectors, streamed)
             integers = grads.integers
-            source = None if winners else Source(pool, vectors, _LOWEST)
+            source = None if winners else Source(plan, vectors, _LOWEST)
             won, values = grads.buffer(integers, -1), grads.buffer(vectors, 0)
 
             def share(at: tirx.PrimExpr, tap: int) -> tirx.PrimExpr:
@@ -112,7 +122,7 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
                 return tirx.Select(is_won, vectors.load(values, at), vectors.splat(0))
 
             def windows(plane: tirx.PrimExpr, band: Band, finite: bool) -> None:
-                with pool.each_row_of_windows(band) as at:
+                with each_row_of_windows(pool, band) as at:
                     base = pool.windows(plane, at)
 
                     def some(j: tirx.PrimExpr, number: Extent | None) -> None:
@@ -128,7 +138,7 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
 
                     vectors.each(pool.columns.number, some)
 
-            with planes() as plane, pool.each_band(cpu.lanes) as band:
+            with planes() as plane, each_band(plan) as band:
                 if source is None:
                     windows(plane, band, True)
                 else:
@@ -157,14 +167,14 @@ def avg_pool(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.Pr
     function : tirx.PrimFunc
         Takes x and y.
     """
-    vectors = Vectors(cpu.lanes)
+    plan, vectors = pool_plan(pool, cpu), Vectors(cpu.lanes)
 
     def body(x: Tensor, y: Tensor) -> None:
-        with pool.each_plane(cpu) as planes:
-            source = Source(pool, vectors, 0)
-            with planes() as plane, pool.each_band(cpu.lanes) as band:
+        with each_plane(plan) as planes:
+            source = Source(plan, vectors, 0)
+            with planes() as plane, each_band(plan) as band:
                 source.fill(x, plane, band)
-                with pool.each_row_of_windows(band) as at:
+                with each_row_of_windows(pool, band) as at:
                     base, outer = pool.windows(plane, at), _outer_count(pool, at, include_pad)
 
                     def average(j: tirx.PrimExpr, number: Extent | None) -> None:
@@ -192,12 +202,12 @@ def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -
     function : tirx.PrimFunc
         Takes dy and dx.
     """
-    vectors = Vectors(cpu.lanes)
+    plan, vectors = pool_plan(pool, cpu), Vectors(cpu.lanes)
 
     def shares(
-        grads: Gathered, values: tirx.Buffer, dy: Tensor, plane: tirx.PrimExpr, band: Band
+        grads: Shares, values: tirx.Buffer, dy: Tensor, plane: tirx.PrimExpr, band: Band
     ) -> None:
-        with pool.each_row_of_windows(band) as at:
+        with each_row_of_windows(pool, band) as at:
             base, outer = pool.windows(plane, at), _outer_count(pool, at, include_pad)
 
             def share(j: tirx.PrimExpr, number: Extent | None) -> None:
@@ -208,11 +218,11 @@ def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -
             vectors.each(pool.columns.number, share)
 
     def body(dy: Tensor, dx: Tensor) -> None:
-        streamed = pool.streams((dy, dx))
-        with pool.each_plane(cpu, streamed) as planes:
-            grads = Gathered(pool, vectors, streamed)
+        streamed = is_streamed(plan, (dy, dx))
+        with each_plane(plan, streamed) as planes:
+            grads = Shares(plan, vectors, streamed)
             values = grads.buffer(vectors, 0)
-            with planes() as plane, pool.each_band(cpu.lanes) as band:
+            with planes() as plane, each_band(plan) as band:
                 shares(grads, values, dy, plane, band)
                 grads.gather(dx, plane, band, lambda at, _tap: vectors.load(values, at))
 

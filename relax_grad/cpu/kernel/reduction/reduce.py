@@ -19,26 +19,7 @@ from ..language.builder import Accumulators, Extent, Vectors, as_float, bind, su
 from ..language.halves import Tensor
 from ..language.row_sums import Sums
 from ..language.statements import Emit
-
-#: The number of stretches that rows are divided into, if there are enough rows.
-_STRETCHES = 8
-
-#: The minimum number of rows of a stretch.
-_STRETCH = 32
-
-#: The number of vectors in a block of columns whose sums are kept in registers.
-_BLOCK = 8
-
-#: The maximum number of columns of a block whose sums are kept in the first-level cache, for rows
-#: of more columns than a block in registers has. A block in registers reads a few cache lines of
-#: each row, which takes up to twice as long as reading the rows in order.
-_CACHED = 2048
-
-#: The number of rows that are added at a time to sums in the cache, so that memory serves several
-#: requests at once. Rows of several operands that a block holds whole are added one by one: each
-#: operand is read in order from its beginning to its end, and 16 rows would displace each other
-#: where their length is a multiple of 4 KiB.
-_TOGETHER = 8
+from .sums_plan import ColumnSumsPlan, column_sums_plan
 
 
 @dataclass(frozen=True)
@@ -139,125 +120,93 @@ def sum_columns(
     function : tirx.PrimFunc
         Takes x and the result, ``[outer, columns]``.
     """
-    vectors = Vectors(cpu.lanes)
+    vectors, plan = Vectors(cpu.lanes), column_sums_plan((outer, rows, columns), cpu)
 
     def body(x: Tensor, result: tirx.Buffer) -> None:
         def term(_row: tirx.PrimExpr) -> Callable:
             return lambda at, number: [vectors.load(x, at, number)]
 
         count = as_float(rows) if mean else None
-        emit_column_sums(vectors, cpu, (outer, rows, columns), term, [result], divisor=count)
+        emit_column_sums(plan, term, [result], divisor=count)
 
     return _function("sum_columns", shapes, body)
 
 
 def emit_column_sums(
-    vectors: Vectors,
-    cpu: CPU,
-    extents: tuple[Extent, Extent, int],
+    plan: ColumnSumsPlan,
     term: Callable,
     results: Sequence[tirx.Buffer],
-    operands: int = 1,
     divisor: tirx.PrimExpr | None = None,
 ) -> None:
     """Emit sums over the rows of ``[outer, rows, columns]``.
 
     Parameters
     ----------
-    vectors : Vectors
-        The vectors.
-    cpu : CPU
-        The target CPU.
-    extents : tuple
-        The extents; ``columns`` is not symbolic.
+    plan : ColumnSumsPlan
+        The extents, and the blocks of the sums.
     term : Callable
         ``term(row)`` emits the values that a row's terms share, and returns a function of index and
         number, which returns the vectors to sum, one for each result.
     results : Sequence[tirx.Buffer]
         The buffers of the sums, ``[outer, columns]``.
-    operands : int
-        The number of tensors of ``[outer, rows, columns]`` that the terms are computed from.
     divisor : tirx.PrimExpr, optional
         The divisor of the sums.
     """
-    _ColumnSums(
-        vectors, cpu, extents, term=term, results=results, operands=operands, divisor=divisor
-    ).emit()
+    partial = results
+    if plan.stretches > 1:
+        partial = [b.scratch(plan.outer * plan.stretches * plan.columns) for _ in results]
+    _ColumnSums(plan, term, results, partial=partial, divisor=divisor).emit()
 
 
+@dataclass(frozen=True)
 class _ColumnSums:
-    """A generator of sums over rows, with its block sizes. Parameters are as for
-    :func:`emit_column_sums`.
+    """A generator of sums over rows.
 
-    Each task sums a stretch of rows for a block of columns. The sums have the same bits in
-    registers and in the cache.
+    Attributes
+    ----------
+    plan, term, results, divisor
+        As for :func:`emit_column_sums`.
+    partial : Sequence[tirx.Buffer]
+        The sums of each stretch of rows: the results if there is one.
     """
 
-    def __init__(
-        self,
-        vectors: Vectors,
-        cpu: CPU,
-        extents: tuple[Extent, Extent, int],
-        term: Callable,
-        results: Sequence[tirx.Buffer],
-        operands: int,
-        divisor: tirx.PrimExpr | None,
-    ):
-        self._vectors, self._term, self._divisor = vectors, term, divisor
-        self._outer, self._rows, self._columns = outer, rows, columns = extents
-        stretches = _STRETCHES
-        if isinstance(rows, int):
-            stretches = max(1, min(stretches, rows // _STRETCH))
-        if isinstance(outer, int) and outer >= 2 * cpu.cores:
-            stretches = 1
-        block = b.ceil_div(columns, vectors.lanes)
-        is_short = isinstance(rows, int) and rows < _STRETCH
-        self._in_registers = block <= _BLOCK or is_short
-        if self._in_registers:
-            block = min(_BLOCK, block)
-        else:
-            block = b.ceil_div(block, b.ceil_div(columns, _CACHED))
-        while (
-            block > 1
-            and isinstance(outer, int)
-            and _tasks(outer * stretches, columns, block, vectors) < cpu.cores
-        ):
-            block = block // 2
-        self._together = 1 if operands > 1 and columns <= _CACHED else _TOGETHER
-        self._stretches, self._block, self._width = stretches, block, block * vectors.lanes
-        self._blocks = b.ceil_div(columns, self._width)
-        self._results = self._partial = results
-        if stretches > 1:
-            self._partial = [b.scratch(outer * stretches * columns) for _ in results]
+    plan: ColumnSumsPlan
+    term: Callable
+    results: Sequence[tirx.Buffer]
+    partial: Sequence[tirx.Buffer]
+    divisor: tirx.PrimExpr | None
+
+    @property
+    def _vectors(self) -> Vectors:
+        return Vectors(self.plan.lanes)
 
     def emit(self) -> None:
         """Emit the tasks, and the sums of their partial sums."""
-        with b.parallel(0, self._outer * (self._stretches * self._blocks)) as task:
+        with b.parallel(0, self.plan.tasks) as task:
             self._task(task)
-        if self._stretches > 1:
-            with b.parallel(0, self._outer) as n:
+        if self.plan.stretches > 1:
+            with b.parallel(0, self.plan.outer) as n:
                 self._add_stretches(n)
 
     def _task(self, task: tirx.PrimExpr) -> None:
-        stretches, blocks, vectors = self._stretches, self._blocks, self._vectors
+        plan, stretches, blocks = self.plan, self.plan.stretches, self.plan.blocks
         part, j = bind(task // blocks), bind(task % blocks)
         n, stretch = bind(part // stretches), bind(part % stretches)
-        first = bind(stretch * self._rows // stretches)
-        last = bind((stretch + 1) * self._rows // stretches)
-        base, offset = bind(n * self._rows), bind(j * self._width)
-        target = bind(part * self._columns)
-        left = self._columns - (blocks - 1) * self._width
+        first = bind(stretch * plan.rows // stretches)
+        last = bind((stretch + 1) * plan.rows // stretches)
+        base, offset = bind(n * plan.rows), bind(j * plan.width)
+        target = bind(part * plan.columns)
 
         def sums(number_of: int, rest: int | None) -> None:
             self._sums((first, last, base), (offset, target), number_of, rest)
 
         def whole() -> None:
-            sums(self._block, None)
+            sums(plan.vectors, None)
 
         def tail() -> None:
-            sums(b.ceil_div(left, vectors.lanes), left % vectors.lanes or None)
+            sums(b.ceil_div(plan.last, plan.lanes), plan.last % plan.lanes or None)
 
-        if left == self._width:
+        if plan.last == plan.width:
             whole()
         elif blocks == 1:
             tail()
@@ -277,15 +226,15 @@ class _ColumnSums:
         def row_at(i: tirx.PrimExpr) -> tuple[Callable, tirx.PrimExpr]:
             """Return the terms of the i-th row, and the index of its first element."""
             row = bind(base + first + i)
-            return self._term(row), bind(row * self._columns + offset)
+            return self.term(row), bind(row * self.plan.columns + offset)
 
         def finish(at: Extent, number: Extent | None, sums: Sequence) -> None:
-            for total, buffer in zip(sums, self._partial, strict=True):
-                value = self._finished(total) if self._stretches == 1 else total
+            for total, buffer in zip(sums, self.partial, strict=True):
+                value = self._finished(total) if self.plan.stretches == 1 else total
                 vectors.store(buffer, target + offset + at, value, number)
 
         size = bind(last - first)
-        if self._in_registers:
+        if self.plan.in_registers:
             self._sums_in_registers(size, row_at, finish, [None] * (number_of - 1) + [rest])
         else:
             width = number_of * vectors.lanes
@@ -297,7 +246,7 @@ class _ColumnSums:
     ) -> None:
         """Emit the sums of vectors of so many lanes (None: all), which are unrolled."""
         vectors = self._vectors
-        totals = [Accumulators(vectors, len(numbers)) for _ in self._results]
+        totals = [Accumulators(vectors, len(numbers)) for _ in self.results]
         for total in totals:
             for v in range(len(numbers)):
                 total[v] = vectors.splat(0)
@@ -314,9 +263,9 @@ class _ColumnSums:
         self, size: tirx.PrimExpr, row_at: Callable, finish: Callable, width: int
     ) -> None:
         """Emit the sums of so many columns."""
-        vectors, together = self._vectors, self._together
+        vectors, together = self._vectors, self.plan.rows_at_once
         padded = b.ceil_div(width, vectors.lanes) * vectors.lanes
-        totals = [b.scratch(padded) for _ in self._results]
+        totals = [b.scratch(padded) for _ in self.results]
         for total in totals:
             b.clear(total, b.const(0), padded)
 
@@ -344,10 +293,10 @@ class _ColumnSums:
 
     def _add_stretches(self, n: tirx.PrimExpr) -> None:
         """Emit the sums of the partial sums of all stretches."""
-        vectors, stretches, columns = self._vectors, self._stretches, self._columns
+        vectors, stretches, columns = self._vectors, self.plan.stretches, self.plan.columns
 
         def add(offset: tirx.PrimExpr, number: Extent | None) -> None:
-            for buffer, result in zip(self._partial, self._results, strict=True):
+            for buffer, result in zip(self.partial, self.results, strict=True):
                 parts = [
                     vectors.load(buffer, (n * stretches + i) * columns + offset, number)
                     for i in range(stretches)
@@ -359,11 +308,7 @@ class _ColumnSums:
 
     def _finished(self, total: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return a sum, divided by the divisor if there is one."""
-        return total if self._divisor is None else total / self._vectors.splat(self._divisor)
-
-
-def _tasks(parts: int, columns: int, block: int, vectors: Vectors) -> int:
-    return parts * b.ceil_div(columns, block * vectors.lanes)
+        return total if self.divisor is None else total / self._vectors.splat(self.divisor)
 
 
 def _function(name: str, shapes: Sequence, body: Callable) -> tirx.PrimFunc:

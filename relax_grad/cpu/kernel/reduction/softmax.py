@@ -7,7 +7,6 @@ maximum, for the sum of its exponentials, and for the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tvm import tirx
 
@@ -18,58 +17,9 @@ from ..language.builder import Accumulators, Extent, Vectors, bind
 from ..language.halves import Tensor
 from ..language.row_sums import Sums
 from ..language.statements import Emit
+from .lines import Lines, LinesPlan, lines_plan
 
 _LOWEST = float("-inf")
-
-#: The number of vectors in a block of neighbouring columns.
-_BLOCK = 4
-
-
-@dataclass(frozen=True)
-class Lines:
-    """A tensor ``[outer, extent, inner]`` that is normalized along its middle axis.
-
-    Attributes
-    ----------
-    outer, extent, inner : int or tirx.PrimExpr
-        The extents. If ``inner`` is 1, the lines are rows.
-    """
-
-    outer: Extent
-    extent: Extent
-    inner: Extent
-
-    @property
-    def are_rows(self) -> bool:
-        return isinstance(self.inner, int) and self.inner == 1
-
-    def each(self, vectors: Vectors, emit: Callable[[Row | Columns], None]) -> None:
-        """Emit ``emit`` for each row, or for each block of neighbouring columns."""
-        if self.are_rows:
-            with b.parallel(0, self.outer) as row:
-                emit(Row(vectors, self.extent, row))
-            return
-        width = _BLOCK * vectors.lanes
-        blocks = b.ceil_div(self.inner, width)
-        with b.parallel(0, self.outer * blocks) as task:
-            n, start = bind(task // blocks), bind(task % blocks * width)
-
-            def whole() -> None:
-                emit(Columns(vectors, self, n, start, _BLOCK))
-
-            def rest() -> None:
-                def one(offset: tirx.PrimExpr, number: Extent | None) -> None:
-                    emit(Columns(vectors, self, n, start=start + offset, size=1, number=number))
-
-                left = self.inner % width if isinstance(self.inner, int) else self.inner - start
-                vectors.each(left, one)
-
-            if isinstance(self.inner, int) and self.inner % width == 0:
-                whole()
-            elif isinstance(self.inner, int) and self.inner < width:
-                rest()
-            else:
-                b.either(start + width <= self.inner, whole, rest)
 
 
 class Row:
@@ -160,6 +110,33 @@ class Columns:
                 emit(base + k * self._vectors.lanes, self.number, k, i)
 
 
+def each_line(plan: LinesPlan, emit: Callable[[Row | Columns], None]) -> None:
+    """Emit ``emit`` for each row, or for each block of neighbouring columns."""
+    of, vectors, width = plan.of, Vectors(plan.lanes), plan.width
+    if of.are_rows:
+        with b.parallel(0, of.outer) as row:
+            emit(Row(vectors, of.extent, row))
+        return
+    with b.parallel(0, of.outer * plan.blocks) as task:
+        n, start = bind(task // plan.blocks), bind(task % plan.blocks * width)
+
+        def whole() -> None:
+            emit(Columns(vectors, of, n, start, plan.vectors))
+
+        def rest() -> None:
+            def one(offset: tirx.PrimExpr, number: Extent | None) -> None:
+                emit(Columns(vectors, of, n, start=start + offset, size=1, number=number))
+
+            vectors.each(of.inner - start if plan.last is None else plan.last, one)
+
+        if plan.last == 0:
+            whole()
+        elif not plan.has_whole_blocks:
+            rest()
+        else:
+            b.either(start + width <= of.inner, whole, rest)
+
+
 def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
     """Return the kernel of softmax.
 
@@ -194,7 +171,7 @@ def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
 
         of.each(scale)
 
-    return _function("softmax", ("x", "y"), lines, shape=shape, vectors=vectors, line=line)
+    return _function("softmax", ("x", "y"), lines_plan(lines, cpu), shape, line)
 
 
 def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
@@ -215,7 +192,7 @@ def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFun
 
         of.each(shift)
 
-    return _function("log_softmax", ("x", "y"), lines, shape=shape, vectors=vectors, line=line)
+    return _function("log_softmax", ("x", "y"), lines_plan(lines, cpu), shape, line)
 
 
 def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
@@ -244,9 +221,7 @@ def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.Pr
 
         of.each(element)
 
-    return _function(
-        "softmax_backward", ("dy", "y", "dx"), lines, shape=shape, vectors=vectors, line=line
-    )
+    return _function("softmax_backward", ("dy", "y", "dx"), lines_plan(lines, cpu), shape, line)
 
 
 def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
@@ -273,9 +248,7 @@ def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tir
 
         of.each(element)
 
-    return _function(
-        "log_softmax_backward", ("dy", "y", "dx"), lines, shape=shape, vectors=vectors, line=line
-    )
+    return _function("log_softmax_backward", ("dy", "y", "dx"), lines_plan(lines, cpu), shape, line)
 
 
 def _largest(vectors: Vectors, of: Row | Columns, x: tirx.Buffer) -> list:
@@ -286,15 +259,14 @@ def _largest(vectors: Vectors, of: Row | Columns, x: tirx.Buffer) -> list:
 def _function(
     name: str,
     names: Sequence[str],
-    lines: Lines,
+    plan: LinesPlan,
     shape: Sequence[Extent],
-    vectors: Vectors,
     line: Callable,
 ) -> tirx.PrimFunc:
     """Return a function of tensors of one shape; ``line(of, *buffers)`` emits its body for each
     line."""
 
     def body(*buffers: Tensor) -> None:
-        lines.each(vectors, lambda of: line(of, *buffers))
+        each_line(plan, lambda of: line(of, *buffers))
 
     return b.prim_func(name, b.floats(names, [shape] * len(names)), body)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError
 
 import pytest
+from machines import cpu_of
 from tvm import tirx
 
 from relax_grad.cpu.kernel.attention._plan import attention_plan
 from relax_grad.cpu.kernel.attention._sizes import Attention
-from relax_grad.cpu.target import CPU
 from relax_grad.cpu.tuning import AVX2, ICE_LAKE, ROWS, ZEN4
-
-
-def cpu_of(row, **properties) -> CPU:
-    return CPU(row.lanes, row.registers, 2, tuning=row, **properties)
 
 
 def attention(queries=128, keys=1000, features=64, mask=None) -> Attention:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
+from machines import cpu_of
 from tvm import tirx
 
 from relax_grad.cpu.kernel.conv.geometry import Conv2d, Conv3d, Windows
 from relax_grad.cpu.kernel.conv.plan import DATA, FORWARD, WEIGHT, plan, way_of
-from relax_grad.cpu.target import CPU
 from relax_grad.cpu.tuning import AVX2, GENERIC, ICE_LAKE, NEON, ROWS, ZEN4
 
 SAME = (1, 1, 1, 1)
@@ -22,10 +22,6 @@ GROUPS = Conv2d(4, 48, 48, (40, 40), (3, 3), (2, 2), SAME, groups=16)
 VOLUME = Conv3d(replace(SMALL, strides=(2, 2)), Windows(9, 3, 1, 1, 1, 1))
 KINDS = FORWARD, DATA, WEIGHT
 HALVES = {"dtypes": ("bfloat16", "bfloat16")}
-
-
-def cpu_of(row, cores=2, **properties) -> CPU:
-    return CPU(row.lanes, row.registers, cores, tuning=row, **properties)
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError
 
 import pytest
+from machines import cpu_of
 from tvm import tirx
 
 from relax_grad.cpu.kernel.matmul.matmul import Matmul
 from relax_grad.cpu.kernel.matmul.plan import plan
-from relax_grad.cpu.target import CPU
 from relax_grad.cpu.tuning import AVX2, EARLY_AVX512, ICE_LAKE, NEON, ROWS, ZEN4
-
-
-def cpu_of(row, cores=2, **properties) -> CPU:
-    return CPU(row.lanes, row.registers, cores, tuning=row, **properties)
 
 
 @pytest.mark.parametrize(

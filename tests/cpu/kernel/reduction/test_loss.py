@@ -10,8 +10,8 @@ from machines import Run, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
+from relax_grad.cpu.kernel.reduction.lines import Lines
 from relax_grad.cpu.kernel.reduction.loss import Loss, cross_entropy_backward
-from relax_grad.cpu.kernel.reduction.softmax import Lines
 from relax_grad.cpu.target import CPU
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,14 +13,14 @@ from sweep import at_length, batches
 from tvm import tirx
 
 from relax_grad.cpu.kernel.language import streams
-from relax_grad.cpu.kernel.reduction import pool_windows
 from relax_grad.cpu.kernel.reduction.pool import (
     avg_pool,
     avg_pool_backward,
     max_pool,
     max_pool_backward,
 )
-from relax_grad.cpu.kernel.reduction.pool_windows import Pool, Windows
+from relax_grad.cpu.kernel.reduction.pool_geometry import Pool, Windows
+from relax_grad.cpu.kernel.reduction.pool_plan import pool_plan
 from relax_grad.cpu.target import CPU
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
@@ -43,13 +45,13 @@ def values(kind, shape):
     return RNG.choice(np.array([0, 1, 2, last], "float32"), shape)
 
 
-def check(cases, target):
+def check(cases, target, cpu=None):
     """Compare ``(kind, planes, windows of the axes, symbolic, values)``, compiled together, with
     PyTorch."""
-    runs, wanted = [], []
+    runs, wanted, cpu = [], [], cpu or CPU.of(target)
     for kind, planes, axes, symbolic, numbers in cases:
         n = tirx.Var("n", "int32") if symbolic else planes
-        pool, cpu = Pool(n, tuple(axes[:-1]), axes[-1]), CPU.of(target)
+        pool = Pool(n, tuple(axes[:-1]), axes[-1])
         data, result = (n, *pool.extents), (n, *pool.numbers)
         x = values(numbers, (planes, *data[1:]))
         dy = RNG.normal(size=(planes, *result[1:])).astype("float32")
@@ -193,7 +195,9 @@ def test_volumes_and_dilation(target):
 def test_bands_and_large_tensors(target, monkeypatch):
     """Planes are divided into several bands, and gradients of whole lines are stored past the
     caches."""
-    monkeypatch.setattr(pool_windows, "_BAND_BYTES", 4096)
+    cpu = CPU.of(target)
+    reductions = replace(cpu.tuning.reductions, pool_band=4096)
+    cpu = replace(cpu, tuning=replace(cpu.tuning, reductions=reductions))
     monkeypatch.setattr(streams, "LARGE", 2)
     overlapping, halving = Windows(48, 3, 2, 1, 24, 1), Windows(32, 2, 2, 0, 16)
     sliding, long = Windows(64, 3, 1, 1, 64, 1), Windows(53, 5, 3, 2, 18, 2)
@@ -209,7 +213,8 @@ def test_bands_and_large_tensors(target, monkeypatch):
         (sliding, overlapping, halving),
         (deep, halving, padded),
     ]
-    assert sum(pool_windows.Pool(1, c[:-1], c[-1]).band(8) < c[0].number for c in cases) >= 5
+    plans = [pool_plan(Pool(1, axes[:-1], axes[-1]), cpu) for axes in cases]
+    assert sum(plan.bands > 1 for plan in plans) >= 5
     of_all = [(kind, 3, case, case[0] is long, "plain") for case in cases for kind in KINDS]
     of_maxima = [
         (kind, 2, (far, overlapping), False, numbers)
@@ -217,7 +222,7 @@ def test_bands_and_large_tensors(target, monkeypatch):
         if "max" in kind
         for numbers in ("few", "nan")
     ]
-    check(of_all + of_maxima, target)
+    check(of_all + of_maxima, target, cpu)
 
 
 @each_target

@@ -11,6 +11,7 @@ from sweep import at_length, batches
 from tvm import tirx
 
 from relax_grad.cpu.kernel.reduction import softmax as kernels
+from relax_grad.cpu.kernel.reduction.lines import Lines
 from relax_grad.cpu.target import CPU
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
@@ -44,7 +45,7 @@ def check(cases, target, values=None):
         shape = list(sizes)
         for axis in symbolic:
             shape[axis] = tirx.Var(f"n{axis}", "int32")
-        function = make(kernels.Lines(*shape), shape, CPU.of(target))
+        function = make(Lines(*shape), shape, CPU.of(target))
         if values is None:
             scale = 1 if name == "log_softmax_backward" else 9
             inputs = [RNG.normal(0, scale, sizes).astype("float32") for _ in range(number)]
