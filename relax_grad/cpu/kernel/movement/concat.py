@@ -15,17 +15,9 @@ from tvm import tirx
 
 from ...target import CPU
 from ..language import builder as b
-from ..language.builder import Extent, as_expr, bind, ceil_div, const, count
+from ..language.builder import Extent, as_expr, bind, const
 from ..language.halves import Tensor
-
-#: Bytes that one thread copies in the time that a second one takes to wake up.
-_SMALL = 2**17
-
-#: The minimum number of bytes of a part of a row.
-_PART = 2**14
-
-#: Parts of a row begin at multiples of a cache line, in bytes.
-_LINE = 64
+from ._plans import CopyPlan, copy_plan
 
 
 def concat(
@@ -106,34 +98,20 @@ def _each(
     ``copy(i, at, start, number)`` copies elements of the i-th part: ``at`` is their offset in the
     whole, ``start`` their offset in the part.
     """
-    *parts, whole = shapes
-    outer, inner = count(whole[:axis]), count(whole[axis + 1 :])
-    lengths = [shape[axis] * inner for shape in parts]
-    row, size = whole[axis] * inner, tvm_ffi.dtype(dtype).itemsize
-    tasks = _tasks(outer, row, size, cpu)
-    is_small = isinstance(outer * row, int) and outer * row * size < _SMALL
-    with (b.serial if is_small else b.parallel)(0, outer * tasks) as task:
-        n, share = bind(task // tasks), bind(task % tasks)
-        at = bind(n * row)
-        for i, length in enumerate(lengths):
-            begin, number = _share(share, length, tasks, size)
+    plan = copy_plan(axis, shapes, tvm_ffi.dtype(dtype).itemsize, cpu)
+    with (b.serial if plan.in_one_thread else b.parallel)(0, plan.outer * plan.shares) as task:
+        n, share = bind(task // plan.shares), bind(task % plan.shares)
+        at = bind(n * plan.row)
+        for i, length in enumerate(plan.lengths):
+            begin, number = _share(plan, share, length)
             copy(i, at + begin, n * length + begin, number)
             at = at + length
 
 
-def _tasks(outer: Extent, row: Extent, size: int, cpu: CPU) -> int:
-    """Return the number of parts of a row such that there are several tasks for each core."""
-    if not isinstance(outer, int) or outer >= 4 * cpu.cores:
-        return 1
-    most = ceil_div(4 * cpu.cores, outer)
-    return max(1, min(most, row * size // _PART)) if isinstance(row, int) else most
-
-
-def _share(share: tirx.PrimExpr, length: Extent, shares: int, size: int) -> tuple:
-    """Return the offset and the number of elements of a share of an operand's row."""
-    if shares == 1:
+def _share(plan: CopyPlan, share: tirx.PrimExpr, length: Extent) -> tuple:
+    """Return the offset and the number of elements of a share of a part's row."""
+    if plan.shares == 1:
         return const(0), as_expr(length)
-    line = max(1, _LINE // size)
-    step = ceil_div(ceil_div(length, shares), line) * line
+    step = plan.step(length)
     begin = bind(tirx.min(share * step, as_expr(length)))
     return begin, bind(tirx.min(as_expr(step), length - begin))

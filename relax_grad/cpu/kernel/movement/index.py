@@ -18,9 +18,7 @@ from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from ..language.halves import Tensor
-
-#: The minimum number of vectors of a row in a task.
-_NARROWEST = 4
+from ._plans import ScatterPlan, scatter_plan
 
 #: Rows with fewer elements are added element by element.
 _SHORTEST = 4
@@ -62,12 +60,11 @@ def take_backward(
 
     def body(dy: Tensor, indices: tirx.Buffer, dx: Tensor) -> None:
         _add_rows(
-            (outer, extent, columns),
+            scatter_plan(outer, extent, columns, cpu),
             prod(shapes[1]),
             lambda i: position(indices[i], extent, mode),
             dy=dy,
             dx=dx,
-            cpu=cpu,
         )
 
     dtypes = ("float32", index_dtype, "float32")
@@ -121,7 +118,8 @@ def points_backward(
                 inside.append(exists)
             return row, tirx.all(*inside)
 
-        _add_rows((1, prod(extents), columns), number, locate, dy=dy, dx=dx, cpu=cpu)
+        plan = scatter_plan(1, prod(extents), columns, cpu)
+        _add_rows(plan, number, locate, dy=dy, dx=dx)
 
     names = [f"indices{i}" for i in range(len(index_dtypes))]
     dtypes = ("float32", *index_dtypes, "float32")
@@ -158,17 +156,17 @@ def gather_elements_backward(
         contribute nothing.
     """
     extent, number = extents
-    vectors = Vectors(cpu.lanes)
-    shares = _shares(rows, extent, cpu)
+    # Each element of the data is a row.
+    plan = scatter_plan(rows, extent, 1, cpu)
 
     def body(dy: Tensor, indices: tirx.Buffer, dx: Tensor) -> None:
-        _clear(dx, rows * extent, vectors, cpu)
-        with b.parallel(0, rows * shares) as task:
-            row, share = bind(task // shares), bind(task % shares)
+        _clear(plan, dx)
+        with b.parallel(0, rows * plan.shares) as task:
+            row, share = bind(task // plan.shares), bind(task % plan.shares)
             with b.serial(0, number) as i:
                 source = bind(row * number + i)
                 where, inside = position(bind(indices[source]), extent, "fast")
-                with b.when(_owned(where, inside, extent, share, shares)):
+                with b.when(_owned(plan, where, inside, share)):
                     target = bind(row * extent + tirx.Cast("int32", where))
                     b.store(dx, target, dx[target] + dy[source])
 
@@ -218,24 +216,18 @@ def take_columns(
 
 
 def _add_rows(
-    extents: tuple[Extent, Extent, int],
+    plan: ScatterPlan,
     number: Extent,
     locate: Callable,
     dy: tirx.Buffer,
     dx: tirx.Buffer,
-    cpu: CPU,
 ) -> None:
     """Emit the additions of the rows of ``dy``, ``[outer, number, columns]``, to rows of ``dx``.
 
     ``locate(i)`` returns the row of ``dx`` that the i-th row is added to, and whether it exists.
     """
-    outer, rows, columns = extents
-    vectors = Vectors(cpu.lanes)
-    parts = max(1, min(cpu.cores, columns // (_NARROWEST * cpu.lanes)))
-    width = ceil_div(ceil_div(columns, parts), cpu.lanes) * cpu.lanes
-    parts = ceil_div(columns, width)
-    rest = columns - (parts - 1) * width
-    shares = _shares(outer * parts, rows, cpu)
+    rows, columns, width, vectors = plan.rows, plan.columns, plan.width, Vectors(plan.lanes)
+    parts, shares = plan.parts, plan.shares
 
     def add(source: tirx.PrimExpr, target: tirx.PrimExpr, size: int) -> None:
         if columns < _SHORTEST:
@@ -249,51 +241,43 @@ def _add_rows(
 
         vectors.each(size, some)
 
-    _clear(dx, outer * rows * columns, vectors, cpu)
-    with b.parallel(0, outer * (parts * shares)) as task:
+    _clear(plan, dx)
+    with b.parallel(0, plan.outer * (parts * shares)) as task:
         n, share = bind(task // (parts * shares)), bind(task % shares)
         part = bind(task // shares % parts)
         with b.serial(0, number) as i:
             where, inside = locate(i)
             where = bind(where)
-            with b.when(_owned(where, inside, rows, share, shares)):
+            with b.when(_owned(plan, where, inside, share)):
                 row = bind(tirx.Cast("int32", where))
                 source = bind((n * number + i) * columns + part * width)
                 target = bind((n * rows + row) * columns + part * width)
-                if rest == width:
+                if plan.last == width:
                     add(source, target, width)
                 else:
                     b.either(
                         part < parts - 1,
                         lambda: add(source, target, width),
-                        lambda: add(source, target, rest),
+                        lambda: add(source, target, plan.last),
                     )
 
 
-def _clear(dx: tirx.Buffer, size: Extent, vectors: Vectors, cpu: CPU) -> None:
+def _clear(plan: ScatterPlan, dx: tirx.Buffer) -> None:
     """Set dx to 0, in parallel."""
-    pieces = 4 * cpu.cores
-    piece = ceil_div(size, pieces)
-    with b.parallel(0, pieces) as i:
+    size, vectors = plan.outer * plan.rows * plan.columns, Vectors(plan.lanes)
+    piece = ceil_div(size, plan.clears)
+    with b.parallel(0, plan.clears) as i:
         start = bind(i * piece)
         left = bind(tirx.max(const(0), tirx.min(as_expr(piece), size - start)))
         vectors.each(left, lambda o, n: vectors.store(dx, start + o, vectors.splat(0), n))
 
 
-def _shares(tasks: Extent, rows: Extent, cpu: CPU) -> int:
-    """Return the number of shares of the rows such that there is a task for each core."""
-    if not isinstance(tasks, int):
-        return 1
-    shares = ceil_div(cpu.cores, tasks)
-    return min(shares, rows) if isinstance(rows, int) else shares
-
-
 def _owned(
-    where: tirx.PrimExpr, inside: tirx.PrimExpr, rows: Extent, share: tirx.PrimExpr, shares: int
+    plan: ScatterPlan, where: tirx.PrimExpr, inside: tirx.PrimExpr, share: tirx.PrimExpr
 ) -> tirx.PrimExpr:
     """Return the condition that a row exists and lies in a share."""
-    if shares == 1:
+    if plan.shares == 1:
         return inside
-    size = ceil_div(rows, shares)
-    first = tirx.Cast("int64", share * size)
-    return tirx.all(inside, where >= first, where < first + tirx.Cast("int64", as_expr(size)))
+    first = tirx.Cast("int64", share * plan.share)
+    end = first + tirx.Cast("int64", as_expr(plan.share))
+    return tirx.all(inside, where >= first, where < end)
