@@ -7,13 +7,9 @@ from functools import partial
 
 from tvm import relax
 
-from ..kernel.recurrent.layer import PARTS, Layer
+from ..kernel.recurrent.layer import MOST_UNITS, PARTS, Layer
 from ..kernel.recurrent.recurrence import previous_steps, recurrence, recurrent_backward
 from .registry import CallSite, Kernel, all_known, decompose, kernel_for
-
-#: The most units of a layer: int32 counts the elements of the copies of its weight.
-_MOST_UNITS = 2**13
-
 
 _LAYERS = ("relax.grad.lstm", "relax.grad.gru", "relax.grad.rnn_tanh", "relax.grad.rnn_relu")
 _BACKWARD = "relax.grad.recurrent_backward"
@@ -68,6 +64,6 @@ def _layer(site: CallSite, kind: str, args: Sequence) -> Layer | None:
         return None
     steps, batch, _ = shapes[0]
     size = next(shape[1] for shape in shapes if len(shape) == 2)
-    if not isinstance(size, int) or not 0 < size <= _MOST_UNITS:
+    if not isinstance(size, int) or not 0 < size <= MOST_UNITS:
         return None
     return Layer(kind, steps, batch, size)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
-from ...target import CPU
 from ..language import builder as b
 from ..language.builder import Extent, bind, const
-from ._parts import Factors, Rows
+from ._parts import Rows
 from ._pass import Pass, Units
 from .gates import sigmoid, tanh
-from .layer import Layer
+from .plan import RecurrentPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,55 +60,45 @@ class Forward(Pass):
         The tensors of the operator.
     unread : Sequence[int]
         The indices of results that are not written.
-    of, cpu, factors
+    plan, weight
         As for :class:`Pass`.
     """
 
     def __init__(
         self,
-        of: Layer,
-        cpu: CPU,
-        factors: Factors,
+        plan: RecurrentPlan,
+        weight: tirx.Buffer,
         *,
         inputs: Sequence,
         results: Sequence,
         unread: Sequence[int],
     ):
-        super().__init__(of, cpu, factors, inputs[3 if of.kind == "lstm" else 2], is_turned=True)
+        super().__init__(plan, weight)
         self.inputs, self.results, self.unread = list(inputs), list(results), unread
 
     def _block(self, first: Extent, rows: Extent) -> None:
         of, memory = self.of, self._memory(first, rows)
-        steps = {"lstm": self._lstm, "gru": self._gru, "gru_reset": self._gates}
-        step = steps.get(of.kind, self._rnn)
+        kinds = {"lstm": self._lstm, "gru": self._gru, "gru_reset": self._gates}
+        step: Callable = kinds.get(of.kind, self._rnn)
         with b.serial(0, of.steps) as t:
             start = bind(t * of.batch + first)
-
-            def each(step: Callable, start: Extent = start) -> None:
-                self.tasks.each_vector(
-                    rows,
-                    lambda row, offset, number: step(
-                        Units(bind(start + row), row, offset, number), memory
-                    ),
-                )
-
-            self.weight.multiply(memory.state.left(), memory.sums, rows, add=False)
-            each(step)
+            self.weights[0].multiply(memory.state.left(), memory.sums, rows, add=False)
+            self._each(start, rows, partial(step, memory=memory))
             if isinstance(memory, _ResetMemory):
-                self.last.multiply(memory.reset.left(), memory.sums, rows, add=False)
-                each(self._reset)
+                self.weights[1].multiply(memory.reset.left(), memory.sums, rows, add=False)
+                self._each(start, rows, partial(self._reset, memory=memory))
 
     def _memory(self, first: Extent, rows: Extent) -> _Memory:
         """Allocate the values of a task, and copy the initial states."""
-        of, size, count = self.of, self.of.size, self.tasks.rows
+        of, size, count = self.of, self.of.size, self.plan.rows
         state = self._rows(size, exact=of.kind.startswith("gru"))
-        sums = b.scratch(count * self.weight.pitch)
+        sums = b.scratch(count * self.plan.pitch)
         state.begin(self.inputs[1], bind(first * size), rows)
         if of.kind == "lstm":
             cell = b.scratch(count * size)
             b.copy(cell, const(0), self.inputs[2], bind(first * size), rows * size)
             return _Memory(sums=sums, state=state, cell=cell)
-        if self.is_reset:
+        if of.resets_first:
             reset = self._rows(size)
             kept = b.scratch(count * size)
             return _ResetMemory(sums=sums, state=state, reset=reset, kept=kept)
@@ -116,13 +106,12 @@ class Forward(Pass):
 
     def _sum(self, units: Units, memory: _Memory, gate: int) -> tirx.PrimExpr:
         """Return the products of a gate with the state."""
-        at = units.local(self.weight.pitch, gate * self.of.size)
+        at = units.local(self.plan.pitch, gate * self.of.size)
         return self.vectors.load(memory.sums, at, units.number)
 
     def _data(self, units: Units, gate: int) -> tirx.PrimExpr:
         """Return the products of a gate with the data."""
-        at = units.at(self.of.gates, self.of.size, gate)
-        return self.vectors.load(self.inputs[0], at, units.number)
+        return self._load(self.inputs[0], units, self.of.gates, gate)
 
     def _total(self, units: Units, memory: _Memory, gate: int) -> tirx.PrimExpr:
         """Return a gate before its activation."""
@@ -139,8 +128,7 @@ class Forward(Pass):
         if result in self.unread:
             return
         for part, value in values.items():
-            at = units.at(parts, self.of.size, part)
-            self.vectors.store(self.results[result], at, value, units.number)
+            self._put(self.results[result], units, value, parts, part)
 
     def _lstm(self, units: Units, memory: _Memory) -> None:
         vectors, one, number = self.vectors, self.vectors.splat(1.0), units.number
@@ -192,7 +180,7 @@ class Forward(Pass):
     def _reset(self, units: Units, memory: _ResetMemory) -> None:
         """Emit the gate n of a GRU that resets first, and the new state."""
         one = self.vectors.splat(1.0)
-        at = units.local(self.last.pitch)
+        at = units.local(self.plan.weights[1].pitch)
         product = self.vectors.load(memory.sums, at, units.number)
         n = tanh(self.vectors, bind(self._data(units, 2) + product))
         z = bind(self.vectors.load(memory.kept, units.local(self.of.size), units.number))

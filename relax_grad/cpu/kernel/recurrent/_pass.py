@@ -4,14 +4,15 @@ sequences."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import tirx
 
-from ...target import CPU
-from ..language.builder import Extent, Vectors, bind
-from ._parts import Factors, Rows, Tasks, TiledWeight, Weight
-from .layer import Layer
+from ..language import builder as b
+from ..language.builder import Extent, Vectors, bind, const
+from ._parts import Rows, TiledWeight, Weight
+from .plan import Factors, RecurrentPlan
 
 
 @dataclass(frozen=True)
@@ -46,56 +47,59 @@ class Units:
 
 
 class Pass(ABC):
-    """The forward or the backward pass of a layer.
+    """The forward or the backward pass of a layer, which begins with the copy of the weight.
 
     Parameters
     ----------
-    of : Layer
-        The layer.
-    cpu : CPU
-        The target CPU.
-    factors : Factors
-        The elements that products multiply.
-    source : tirx.Buffer
+    plan : RecurrentPlan
+        The sizes, the tasks and the tiles.
+    weight : tirx.Buffer
         The weight.
-    is_turned : bool
-        Whether products read the weight transposed.
     """
 
-    def __init__(
-        self, of: Layer, cpu: CPU, factors: Factors, source: tirx.Buffer, *, is_turned: bool
-    ):
-        self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
-        self.factors, self.source = factors, source
-        size = of.size
-        # The gate n of a GRU that resets first has a separate product.
-        self.is_reset = of.kind == "gru_reset"
-        together = (2 if self.is_reset else of.gates) * size
-        sizes = (together, size) if is_turned else (size, together)
-        self.weight = self._weight(cpu, *sizes, is_turned)
-        self.last = self._weight(cpu, size, size, is_turned, together * size)
-
-    def _weight(
-        self, cpu: CPU, columns: int, depth: int, is_turned: bool, start: int = 0
-    ) -> Weight | TiledWeight:
-        if self.factors is Factors.TILES:
-            return TiledWeight(cpu, columns, depth, is_turned, start)
-        pairs = self.factors is Factors.PAIRS
-        return Weight(
-            cpu, columns, depth, is_turned=is_turned, rows=self.tasks.rows, start=start, pairs=pairs
-        )
-
-    def _rows(self, size: int, *, exact: bool = False) -> Rows:
-        """Allocate rows of a task that products read."""
-        return Rows(self.vectors, self.tasks.rows, size, self.factors, exact=exact)
+    def __init__(self, plan: RecurrentPlan, weight: tirx.Buffer):
+        self.plan, self.of, self.vectors = plan, plan.of, Vectors(plan.lanes)
+        packed = TiledWeight if plan.factors is Factors.TILES else Weight
+        self.weights = [packed(each, weight) for each in plan.weights]
 
     def emit(self) -> None:
-        """Emit the pass."""
-        self.weight.pack(self.source)
-        if self.is_reset:
-            self.last.pack(self.source)
-        self.tasks.each(self._block)
+        """Emit the tasks."""
+        rows = self.plan.rows
+        with b.parallel(0, self.plan.tasks) as task:
+            first = bind(task * rows)
+            self._block(first, bind(tirx.min(const(rows), self.of.batch - first)))
 
     @abstractmethod
     def _block(self, first: Extent, rows: Extent) -> None:
         """Emit all steps of some sequences of the batch, given the first one and their number."""
+
+    def _each(self, start: Extent, rows: Extent, emit: Callable[[Units], None]) -> None:
+        """Emit ``emit(units)`` for each vector of the units of each sequence of a task, at a step
+        whose first sequence has the row ``start``."""
+        with b.serial(0, rows) as row:
+
+            def some(offset: tirx.PrimExpr, number: Extent | None) -> None:
+                emit(Units(bind(start + row), row, offset, number))
+
+            self.vectors.each(self.of.size, some)
+
+    def _rows(self, size: int, *, exact: bool = False) -> Rows:
+        """Allocate rows of a task that products read."""
+        return Rows(self.vectors, self.plan.rows, size, self.plan.factors, exact=exact)
+
+    def _load(
+        self, buffer: tirx.Buffer, units: Units, parts: int = 1, part: int = 0
+    ) -> tirx.PrimExpr:
+        """Return a part of values of all steps, which have so many parts."""
+        return self.vectors.load(buffer, units.at(parts, self.of.size, part), units.number)
+
+    def _put(
+        self,
+        buffer: tirx.Buffer,
+        units: Units,
+        value: tirx.PrimExpr,
+        parts: int = 1,
+        part: int = 0,
+    ) -> None:
+        """Emit the store of a part of values of all steps."""
+        self.vectors.store(buffer, units.at(parts, self.of.size, part), value, units.number)

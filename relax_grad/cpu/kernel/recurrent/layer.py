@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ..language.builder import Extent
 
+#: The most units of a layer: int32 counts the elements of the copies of its weight.
+MOST_UNITS = 2**13
+
 #: The numbers of slopes and gates of each unit, by the name of the layer.
 PARTS = {"lstm": (6, 4), "gru": (4, 3), "gru_reset": (5, 3), "rnn": (1, 1)}
 
@@ -41,6 +44,11 @@ class Layer:
     @property
     def _parts(self) -> tuple[int, int]:
         return PARTS["rnn" if self.kind.startswith("rnn") else self.kind]
+
+    @property
+    def resets_first(self) -> bool:
+        """Whether the gate n of a GRU has a separate product."""
+        return self.kind == "gru_reset"
 
     def shape(self, parts: int = 1) -> list[Extent]:
         """Return the shape of values of each step."""

@@ -11,7 +11,7 @@ gradients of the gates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tvm import tirx
 
@@ -23,6 +23,7 @@ from ._backward import Backward
 from ._forward import Forward
 from ._parts import factors_of
 from .layer import Layer
+from .plan import Factors, recurrent_plan
 
 
 def recurrence(of: Layer, cpu: CPU, *, unread: Sequence[int] = ()) -> tirx.PrimFunc:
@@ -43,26 +44,25 @@ def recurrence(of: Layer, cpu: CPU, *, unread: Sequence[int] = ()) -> tirx.PrimF
     function : tirx.PrimFunc
         Takes the arguments of the operator of this name, and its results.
     """
-    names, shapes = ["data", "hidden"], [of.shape(of.gates), of.initial()]
-    if of.kind == "lstm":
-        names, shapes = [*names, "cell"], [*shapes, of.initial()]
-    names, shapes = [*names, "weight"], [*shapes, of.weight()]
-    if of.kind == "gru":
-        names, shapes = [*names, "bias"], [*shapes, [of.size]]
-    count = len(names)
+    taken = {
+        "data": of.shape(of.gates),
+        "hidden": of.initial(),
+        **({"cell": of.initial()} if of.kind == "lstm" else {}),
+        "weight": of.weight(),
+        **({"bias": [of.size]} if of.kind == "gru" else {}),
+    }
     results = {
         "lstm": [of.shape(), of.shape(), of.shape(6)],
         "gru": [of.shape(), of.shape(4), of.shape()],
         "gru_reset": [of.shape(), of.shape(5)],
     }.get(of.kind, [of.shape()])
-    names += [f"result{i}" for i in range(len(results))]
+    made = {f"result{i}": shape for i, shape in enumerate(results)}
 
-    def body(*tensors: Tensor) -> None:
-        with factors_of(cpu, tensors[3 if of.kind == "lstm" else 2], tensors[count]) as factors:
-            inputs, outputs = tensors[:count], tensors[count:]
-            Forward(of, cpu, factors, inputs=inputs, results=outputs, unread=unread).emit()
+    def emit(factors: Factors, weight: Tensor, inputs: Sequence, outputs: Sequence) -> None:
+        plan = recurrent_plan(of, cpu, factors)
+        Forward(plan, weight, inputs=inputs, results=outputs, unread=unread).emit()
 
-    return b.prim_func(of.kind, b.floats(names, [*shapes, *results]), body)
+    return _function(of.kind, cpu, taken, made, emit)
 
 
 def recurrent_backward(
@@ -86,20 +86,43 @@ def recurrent_backward(
     function : tirx.PrimFunc
         Takes the arguments of ``relax.grad.recurrent_backward``, and its results.
     """
-    names = ["output_grad", "slopes", "weight", *(["cells_grad"] if has_cells_grad else [])]
-    shapes = [of.shape(), of.shape(of.slopes), of.weight()]
-    shapes += [of.shape()] if has_cells_grad else []
-    count = len(names)
-    names += ["gates", "states", "hidden", *(["cell"] if of.kind == "lstm" else [])]
-    shapes += [of.shape(of.gates), of.shape()]
-    shapes += [of.initial()] * (2 if of.kind == "lstm" else 1)
+    taken = {
+        "output_grad": of.shape(),
+        "slopes": of.shape(of.slopes),
+        "weight": of.weight(),
+        **({"cells_grad": of.shape()} if has_cells_grad else {}),
+    }
+    results = {
+        "gates": of.shape(of.gates),
+        "states": of.shape(),
+        "hidden": of.initial(),
+        **({"cell": of.initial()} if of.kind == "lstm" else {}),
+    }
+
+    def emit(factors: Factors, weight: Tensor, inputs: Sequence, outputs: Sequence) -> None:
+        plan = recurrent_plan(of, cpu, factors, is_turned=False)
+        Backward(plan, weight, inputs=inputs, results=outputs, unread=unread).emit()
+
+    return _function("recurrent_backward", cpu, taken, results, emit)
+
+
+def _function(
+    name: str,
+    cpu: CPU,
+    taken: Mapping[str, Sequence],
+    results: Mapping[str, Sequence],
+    emit: Callable,
+) -> tirx.PrimFunc:
+    """Return a function of operands and results, by their names and shapes, whose body
+    ``emit(factors, weight, operands, results)`` emits."""
+    place, count = list(taken).index("weight"), len(taken)
 
     def body(*tensors: Tensor) -> None:
-        with factors_of(cpu, tensors[2], tensors[count]) as factors:
-            inputs, outputs = tensors[:count], tensors[count:]
-            Backward(of, cpu, factors, inputs=inputs, results=outputs, unread=unread).emit()
+        with factors_of(cpu, tensors[place], tensors[count]) as factors:
+            emit(factors, tensors[place], tensors[:count], tensors[count:])
 
-    return b.prim_func("recurrent_backward", b.floats(names, shapes), body)
+    shapes = [*taken.values(), *results.values()]
+    return b.prim_func(name, b.floats([*taken, *results], shapes), body)
 
 
 def previous_steps(shape: Sequence[Extent]) -> tirx.PrimFunc:

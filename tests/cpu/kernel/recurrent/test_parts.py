@@ -16,7 +16,8 @@ from relax_grad.cpu.kernel.language import amx
 from relax_grad.cpu.kernel.language import builder as b
 from relax_grad.cpu.kernel.language.builder import Vectors, const
 from relax_grad.cpu.kernel.language.halves import stored_as
-from relax_grad.cpu.kernel.recurrent._parts import Factors, Rows, TiledWeight
+from relax_grad.cpu.kernel.recurrent._parts import Rows, TiledWeight
+from relax_grad.cpu.kernel.recurrent.plan import Factors, weight_plan
 from relax_grad.cpu.target import CPU
 from relax_grad.cpu.tiles import Permission
 
@@ -33,19 +34,19 @@ ADDED = [None, None, 0.5, 0.25]
 def product(number: int, cpu: CPU) -> tirx.PrimFunc:
     """Return a function of rows, a weight, and the sums of their product."""
     (rows, columns, depth), added, is_turned = CASES[number], ADDED[number], number % 2 == 1
-    weight = TiledWeight(cpu, columns, depth, is_turned)
+    plan = weight_plan(columns, depth, cpu, Factors.TILES, is_turned=is_turned, rows=rows)
 
     def body(data, matrix, sums) -> None:
         left = Rows(Vectors(cpu.lanes), rows, depth, Factors.TILES, exact=False)
         left.begin(data, const(0), const(rows))
         with amx.imported():
-            weight.pack(matrix)
-            with b.serial(0, rows * weight.pitch) as i:
+            weight = TiledWeight(plan, matrix)
+            with b.serial(0, rows * plan.pitch) as i:
                 b.store(sums, i, tirx.const(added or np.nan, "float32"))
             weight.multiply(left.left(), sums, const(rows), add=added is not None)
 
     shapes = [rows, depth], [columns, depth] if is_turned else [depth, columns]
-    params = b.floats("abc", [*shapes, [rows, weight.pitch]])
+    params = b.floats("abc", [*shapes, [rows, plan.pitch]])
     make = partial(b.prim_func, "product", params, body)
     return stored_as(["bfloat16", "bfloat16", "float32"], 1, make)
 

@@ -13,8 +13,6 @@ import pytest
 import tvm
 from machines import (
     HALVES,
-    PAIRS,
-    TARGETS,
     Run,
     compile_kernels,
     each_target,
@@ -25,7 +23,6 @@ from machines import (
 from recurrent_layers import LAYERS, backward
 
 from relax_grad.cpu.kernel.language.halves import stored_as
-from relax_grad.cpu.kernel.recurrent._parts import Tasks, tile
 from relax_grad.cpu.kernel.recurrent.layer import Layer
 from relax_grad.cpu.kernel.recurrent.recurrence import recurrence, recurrent_backward
 from relax_grad.cpu.target import CPU
@@ -106,27 +103,6 @@ def test_unread_results_are_not_written(target):
         for i, (value, other) in enumerate(zip(whole, part, strict=True)):
             assert np.isfinite(value).all()
             np.testing.assert_array_equal(other, value if i not in unread else np.nan)
-
-
-@pytest.mark.parametrize("cores", [1, 2, 64])
-def test_tiles_fit_in_the_registers(cores):
-    for target in (*TARGETS.values(), *PAIRS.values()):
-        cpu = CPU.of(tvm.target.Target({**target, "num-cores": cores}))
-        for batch in (1, 8, 16, 33, 100):
-            rows = Tasks(batch, 5, cpu).rows
-            assert rows <= 32
-            for columns in (3, 128, 256, 1024):
-                height, vectors = tile(rows, columns, cpu)
-                assert height <= rows
-                assert height * vectors + vectors + 1 <= cpu.registers
-
-
-def test_tiles_waste_few_rows():
-    """Sixteen rows are four tiles of four for AVX2, not three of six."""
-    cpus = {name: CPU.of(tvm.target.Target(target)) for name, target in TARGETS.items()}
-    assert tile(16, 1024, cpus["avx2"]) == (4, 3)
-    assert tile(12, 128, cpus["avx2"]) == (6, 2)
-    assert tile(16, 1024, cpus["avx512"]) == (8, 2)
 
 
 def in_bfloat16(cases: Sequence, target) -> Iterator[tuple[list, list]]:
