@@ -17,8 +17,18 @@ Reports the installed versions and their conflicts, the vector extensions of the
 number of threads, and checks some gradients and a compiled training step. Include the output in bug
 reports.
 
-With --plan, it prints only the plan of a matrix product or a convolution: the way to compute it,
-its tiles, tasks and copies.
+With --plan, it prints only the plan of a kernel: the way to compute it, its tiles, tasks and
+copies. A kernel is ROWSxCOLUMNSxSTEPS for a matrix product, with :NT for a transposed second
+factor, or a kind with shapes, and options that may be left out:
+
+  128x768x3072:NT
+  conv:8x64x56x56,64x64x3x3,stride=1,padding=1,dilation=1,of=weight
+  pool:8x64x112x112,3x3,stride=2,padding=1,dilation=1
+  sum:512x768                 a sum over the rows
+  norm:512x768                the gradients of gamma and beta of a layer_norm of rows
+  softmax:8x21x64x64,axis=1   also the gradient of the cross entropy
+  recurrent:35x20x512,layer=lstm,of=data
+                              the steps, sequences and units
 
 A line that begins with "!" names a problem, and a line that begins with "*" a setting that wastes
 cores or vector extensions; the line after it names the remedy."""
@@ -48,11 +58,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--plan",
-        metavar="PRODUCT",
-        help="print only how kernels for the target compute a matrix product in float32, given as "
-        "ROWSxCOLUMNSxSTEPS: 128x768x3072, or 128x768x3072:NT with the second factor transposed; "
-        "or a convolution, given by the shapes of data and weight: "
-        "conv:8x64x56x56,64x64x3x3,stride=1,padding=1,dilation=1,of=weight",
+        metavar="KERNEL",
+        help="print only the plan of a kernel for the target, in float32, such as 128x768x3072 or "
+        "conv:8x64x56x56,64x64x3x3,padding=1",
     )
     _arguments.add_json(parser)
     _arguments.add_verbose(parser)

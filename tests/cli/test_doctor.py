@@ -169,6 +169,35 @@ def test_the_plan_of_a_convolution(capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    {
+        "pool:8x64x112x112,3x3,stride=2,padding=1": "band: 10 of 56 windows along the first axis",
+        "pool:8x34x99,2,stride=2": "tasks: 32, for 136 planes",
+        "sum:512x768": "tasks: 1 x 8 stretches of rows x 1 blocks",
+        "sum:9x20x70": "sums: over 20 rows of 9 x 70 columns, in registers",
+        "norm:512x768": "sums: over 512 rows of 1 x 768 columns, in a cache, 1 rows at once",
+        "softmax:8x1000": "tasks: 8, a row each",
+        "softmax:8x21x65,axis=1": "tasks: 8 x 2 blocks",
+        "recurrent:35x20x300": "weight: 1200 columns in tiles of 5 rows x 3 vectors, 300 steps, "
+        "256 of them at once",
+        "recurrent:1x1x300,layer=gru_reset,of=data": "last gate: 300 columns in tiles of 1 rows x "
+        "3 vectors, 300 steps",
+    }.items(),
+)
+def test_plans_of_other_kernels(capsys, text, line):
+    target = ("--target", '{"kind": "llvm", "mcpu": "znver5", "num-cores": 2}')
+    code, out = run(capsys, "--plan", text, *target)
+    assert code == 0
+    lines = [re.sub(": +", ": ", each, count=1) for each in out.splitlines()]
+    assert lines[:3] == [
+        "processor: Zen 4 and 5: 16 lanes, 32 registers",
+        "measured: Zen 4 and Zen 5 (crossovers: Zen 5)",
+        "threads: 2",
+    ]
+    assert line in lines
+
+
+@pytest.mark.parametrize(
     ("product", "message"),
     [
         ("128x768", "must be ROWSxCOLUMNSxSTEPS, such as 128x768x3072"),
@@ -189,6 +218,21 @@ def test_the_plan_of_a_convolution(capsys):
         ("conv:8x64x56x56,64x48x3x3", "which must divide 64 channels"),
         ("conv:8x64x2x56,64x64x3x3", "larger than the data with its padding"),
         ("conv:64x64x999x999,64x64x3x3", "at most 2147483647 elements"),
+        ("pool:8x3", "a pooling must be pool:DATA,WINDOW"),
+        ("pool:8x3x9x9,3", "a pooling must be pool:DATA,WINDOW"),
+        ("pool:8x3x9x9,3x3,of=data", "a pooling must be pool:DATA,WINDOW"),
+        ("pool:8x3x2x2,3x3", "larger than the data with its padding"),
+        ("pool:8x3x99x99,8x8", "no kernel computes"),
+        ("sum:512", "a sum must be sum:ROWSxCOLUMNS"),
+        ("sum:99999x99999", "at most 2147483647 elements"),
+        ("norm:2x3x4", "a normalisation must be norm:ROWSxCOLUMNS"),
+        ("softmax:", "a softmax must be softmax:SHAPE"),
+        ("softmax:8x9,axis=2", "must be one of -2 to 1, but the softmax is 'softmax:8x9,axis=2'"),
+        ("softmax:8x9x3,axis=1", "no kernel computes"),
+        ("recurrent:3x4", "must be recurrent:STEPSxSEQUENCESxUNITS"),
+        ("recurrent:3x4x5,layer=elman", "must be recurrent:STEPSxSEQUENCESxUNITS"),
+        ("recurrent:3x4x0", "each extent of a recurrent layer must be at least 1"),
+        ("recurrent:3x4x9000", "no kernel computes"),
         ("conv:8x64x99x99,64x64x3x3,stride=33,of=data", "no kernel computes"),
     ],
 )

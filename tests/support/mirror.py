@@ -42,7 +42,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "cli": ("cli/test_start.py", "cli/test_check.py"),
     "cli._arguments": ("cli/test_check.py", "cli/test_coverage.py"),
-    **dict.fromkeys(("cli._diagnosis", "cli._plan"), ("cli/test_doctor.py",)),
+    **dict.fromkeys(("cli._diagnosis", "cli._plan", "cli._specs"), ("cli/test_doctor.py",)),
     **dict.fromkeys(("cli._fold", "cli._stderr"), ("cli/test_start.py",)),
     "cli._text": ("cli/test_check.py", "cli/test_start.py"),
     # Differentiation.

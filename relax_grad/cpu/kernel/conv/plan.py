@@ -13,7 +13,7 @@ from math import prod
 
 from ...target import CPU
 from ..language.builder import Extent, ceil_div
-from ..language.plans import Plan, extent_as_text
+from ..language.plans import Plan, extent_as_text, processor_as_text
 from ..matmul.plan import plan as matmul_plan
 from ..matmul.product import Matmul
 from ._depthwise_plan import Gather, depthwise_plan, depthwise_weight_plan
@@ -197,12 +197,12 @@ class ConvPlan(Plan):
 
     def lines(self) -> dict[str, str]:
         """Return the decisions and their values as text."""
-        tuning, kernel = self.cpu.tuning, self.kernel.lines()
+        kernel = self.kernel.lines()
         lines = {
             "convolution": f"{_shape(self.conv.data_shape)}, {_shape(self.conv.weight_shape)}",
             "computes": self.of,
-            "processor": f"{tuning.name}: {tuning.lanes} lanes, {tuning.registers} registers",
-            "measured": tuning.measured,
+            "processor": processor_as_text(self.cpu),
+            "measured": self.cpu.tuning.measured,
             "kernel": WAYS[self.way.name],
             "threads": str(self.cpu.cores),
         }

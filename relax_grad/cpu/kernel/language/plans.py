@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from ...target import CPU
+
 
 class Plan(ABC):
     """A plan of a kernel. ``str`` of a plan has a line for each decision."""
@@ -26,6 +28,12 @@ def text_of(lines: Mapping[str, str]) -> str:
 def extent_as_text(extent: object) -> str:
     """Return an extent as text, which may be an expression."""
     return str(extent) if isinstance(extent, int) else "symbolic"
+
+
+def processor_as_text(cpu: CPU) -> str:
+    """Return the processor of a plan as text."""
+    tuning = cpu.tuning
+    return f"{tuning.name}: {tuning.lanes} lanes, {tuning.registers} registers"
 
 
 def ahead_as_text(steps: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ...limits import ProductTiles
 from ...target import CPU
 from ..language.builder import Extent, ceil_div
-from ..language.plans import Plan, ahead_as_text, extent_as_text
+from ..language.plans import Plan, ahead_as_text, extent_as_text, processor_as_text
 from ._tasks import Shares, largest_of
 from .product import Matmul
 
@@ -280,11 +280,10 @@ class MatmulPlan(Plan):
 
     def lines(self) -> dict[str, str]:
         """Return the decisions and their values as text."""
-        tuning = self.cpu.tuning
         lines = {
             "product": _product(self.product),
-            "processor": f"{tuning.name}: {tuning.lanes} lanes, {tuning.registers} registers",
-            "measured": tuning.measured,
+            "processor": processor_as_text(self.cpu),
+            "measured": self.cpu.tuning.measured,
             "way": _WAYS[self.way],
             "threads": "1: the product is small" if self.in_one_thread else str(self.cpu.cores),
         }
