@@ -130,8 +130,9 @@ def product_of(text: str) -> tuple[int, int, int, bool, bool]:
     found = _PRODUCT.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"a product must be ROWSxCOLUMNSxSTEPS, such as 128x768x3072 or 128x768x3072:NT, "
-            f"but it is {text!r}"
+            "a product must be ROWSxCOLUMNSxSTEPS, such as 128x768x3072 or 128x768x3072:NT, and "
+            f"another kernel begins with {', '.join(f'{kind}:' for kind in _FORMS)}, but it is "
+            f"{text!r}"
         )
     rows, columns, steps = (int(number) for number in found.groups()[:3])
     if 0 in (rows, columns, steps):

@@ -134,8 +134,8 @@ class RecurrentPlan(Plan):
     rows : int
         The number of sequences of a task.
     weights : tuple[WeightPlan, ...]
-        The weight of the gates that a step computes together, and that of the last gate of a GRU
-        that resets first.
+        The weight of the gates that a step computes together; then, for a GRU that resets first,
+        the weight of its last gate.
     """
 
     of: Layer
