@@ -69,7 +69,7 @@ setup(
             onnx,
             # The written files of ONNX models run in it.
             "onnxruntime>=1.20",
-            "pytest>=8",
+            "pytest>=9",
             "pytest-xdist>=3.6",
             safetensors,
         ],
