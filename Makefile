@@ -28,26 +28,25 @@ help: ## list the targets
 demo: $(STAMP)cli,examples ## train a small ResNet through relax_grad
 	$(BIN)/python examples/train_resnet9.py $(ARGS)
 
-bench: $(STAMP)bench ## measure kernels and training steps against PyTorch (ARGS=--all: all others too), into benchmarks/results
-	$(BIN)/python benchmarks/measure.py $(ARGS)
+bench: $(STAMP)bench ## measure kernels and training steps against PyTorch (ARGS: --only, --against; --json stores them in docs/_measured)
+	$(BIN)/python benchmarks/run.py speed $(ARGS)
 
 bench-chart: $(STAMP)bench ## measure training steps of all frameworks, and draw the chart of the first page (ARGS: --against, --only)
-	$(BIN)/python benchmarks/frameworks.py $(ARGS)
-	$(BIN)/python benchmarks/chart.py
+	$(BIN)/python benchmarks/run.py frameworks --json $(ARGS)
 
-bench-web: $(STAMP)bench ## measure training in Node and Chromium beside TensorFlow.js and ONNX Runtime, for the page on its speed (ARGS: --only)
+bench-web: $(STAMP)bench ## measure training in Node and Chromium beside TensorFlow.js and ONNX Runtime, for the page on its speed (ARGS: --seconds, --rounds)
 	npm install --prefix build/peers --no-audit --no-fund @tensorflow/tfjs@4.22.0 @tensorflow/tfjs-backend-wasm@4.22.0 @tensorflow/tfjs-backend-webgpu@4.22.0 onnxruntime-web@1.19.2
 	-$(BIN)/python -m pip install --quiet --no-deps --target build/peers/ort onnxruntime-training-cpu==1.19.2
-	$(BIN)/python benchmarks/web.py --peers build/peers $(ARGS)
+	$(BIN)/python benchmarks/run.py web --json --peers build/peers $(ARGS)
 
-bench-passes: $(STAMP)cli ## print the time of every pass for networks of 100, 200 and 400 layers (ARGS: networks, --layers)
-	$(BIN)/python benchmarks/passes.py $(ARGS)
+bench-passes: $(STAMP)cli ## print the time of every pass for networks of 100, 200 and 400 layers (ARGS: --only, --layers)
+	$(BIN)/python benchmarks/run.py passes $(ARGS)
 
-bench-tir: $(STAMP)bench ## print the time of adjoints of tensor functions, relative to the functions (ARGS: names)
-	$(BIN)/python benchmarks/adjoints.py $(ARGS)
+bench-tir: $(STAMP)bench ## print the time of adjoints of tensor functions, relative to the functions (ARGS: --only)
+	$(BIN)/python benchmarks/run.py adjoints $(ARGS)
 
 accuracy: $(STAMP)bench ## measure the error of every gradient, into docs/_measured (ARGS: operators)
-	$(BIN)/python benchmarks/accuracy.py $(ARGS)
+	$(BIN)/python benchmarks/run.py accuracy --json $(if $(ARGS),--only $(ARGS))
 
 test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it is installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)

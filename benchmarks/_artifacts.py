@@ -1,15 +1,16 @@
 """Makes the files of ONNX Runtime's training from networks in ONNX.
 
-``_artifacts.py ONNX OUT`` needs onnxruntime-training-cpu 1.19.2."""
+It needs onnxruntime-training-cpu 1.19.2."""
 
 from __future__ import annotations
 
-import sys
 import traceback
 from pathlib import Path
 
 
-def main(folder: Path, out: Path) -> None:
+def make(source: str, target: str) -> None:
+    """Make the files of each network of a folder."""
+    folder, out = Path(source), Path(target)
     import onnx
     from onnxruntime.training import artifacts
 
@@ -46,7 +47,3 @@ def _make_readable(path: Path) -> None:
     model = onnx.load(path)
     model.ir_version = 8
     onnx.save(model, path)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

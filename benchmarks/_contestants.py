@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import _steps
+import ml_dtypes
 import numpy as np
 import torch
 import tvm
@@ -38,8 +39,8 @@ class Contestant:
         as a trainer and PyTorch do.
     kernels : tuple[int, int]
         The number of kernel calls, and the number of different kernels.
-    arrays : Sequence[np.ndarray]
-        The arguments of the program of a step.
+    arrays : Sequence
+        The arguments of the program of a step: arrays, and lists of arrays.
     """
 
     run: Callable[[], object]
@@ -48,21 +49,26 @@ class Contestant:
     first: float = 0.0
     executable: relax.VMExecutable | None = None
     kernels: tuple[int, int] = (0, 0)
-    arrays: Sequence[np.ndarray] = ()
+    arrays: Sequence = ()
 
 
 def contestants(
-    entry: Row | Step, columns: Sequence[str], target: tvm.target.Target | None = None
+    entry: Row | Step,
+    columns: Sequence[str],
+    target: tvm.target.Target | None = None,
+    remat: str | None = "light",
 ) -> dict[str, Contestant]:
     """Return the contestants of a row or a step, by column, without those that cannot run it.
 
-    relax_grad compiles for the target, by default this machine.
+    Columns are ``relax_grad``, ``torch``, ``torch.compile``, ``jax`` for steps, ``TVM``, and the
+    first three with the suffix ``, bfloat16``. relax_grad compiles for the target, by default this
+    machine, and repeats calls of a step's forward pass as ``remat`` of ``train_step`` says.
     """
     target = target or relax_grad.target.host()
     if isinstance(entry, Step):
-        return _of_columns(columns, lambda column: _of_step(entry, column, target))
+        return _of_columns(columns, lambda column: _of_step(entry, column, target, remat))
     arrays = entry.arrays()
-    columns = [column for column in columns if column != "jax" or entry.jax is not None]
+    columns = [column for column in columns if column != "jax"]
     by_column = _of_columns(columns, lambda column: _of_row(entry, arrays, column, target))
     if entry.symbolic:
         by_column["static"] = _of_row(replace(entry, symbolic=()), arrays, "relax_grad", target)
@@ -99,41 +105,51 @@ def difference(results: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> f
 def _of_row(
     row: Row, arrays: Sequence[np.ndarray], column: str, target: tvm.target.Target
 ) -> Contestant:
-    if column in ("relax_grad", "TVM"):
-        return _by_tvm(
-            row.module(arrays), "main", arrays, target if column == "relax_grad" else None
-        )
-    if column == "jax":
-        import jax
-
-        function = jax.jit(row.in_jax(jax))
-        inputs = [jax.numpy.array(array) for array in arrays]
-        return _by_first_call(lambda: jax.block_until_ready(function(*inputs)))
-    function = _steps.compiled(row.torch) if column == "torch.compile" else row.torch
+    library, _, dtype = column.partition(", ")
+    if dtype:
+        arrays = [x.astype(ml_dtypes.bfloat16) if x.dtype == np.float32 else x for x in arrays]
+    if library in ("relax_grad", "TVM"):
+        return _by_tvm(row.module(arrays), "main", arrays, target if column != "TVM" else None)
+    function = _steps.compiled(row.torch) if library == "torch.compile" else row.torch
     # Copies, because some rows update their inputs, in PyTorch's memory: NumPy asks for huge pages.
-    tensors = [torch.from_numpy(array).clone() for array in arrays]
+    tensors = [_tensor(array) for array in arrays]
 
     def run():
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bool(dtype)):
             return function(*tensors)
 
     return _by_first_call(run)
 
 
-def _of_step(step: Step, column: str, target: tvm.target.Target) -> Contestant:
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.astype("float32")).bfloat16()
+    return torch.from_numpy(array).clone()
+
+
+def _of_step(step: Step, column: str, target: tvm.target.Target, remat: str | None) -> Contestant:
+    library, _, dtype = column.partition(", ")
     network, inputs = _steps.initial(step)
     before = _steps.parameters(network)
-    if column in ("relax_grad", "TVM"):
-        module, arrays = _steps.in_relax(network, inputs)
-        is_ours = column == "relax_grad"
-        module = _steps.in_place(module) if is_ours else module
+    if library in ("relax_grad", "TVM"):
+        precision = "bf16" if dtype else None
+        made, arrays = _steps.in_relax(network, inputs, remat=remat, precision=precision)
+        is_ours = library == "relax_grad"
+        module = _steps.in_place(made) if is_ours else made.module
         contestant = _by_tvm(module, "step", arrays, target if is_ours else None)
         contestant.arrays = arrays
-    elif column == "jax":
-        contestant = _by_first_call(_steps.in_jax(network, inputs))
+        skipped = 1 + len(made.metrics) + len(made.outputs)
+        by_name = dict(zip(made.params, contestant.results[skipped:], strict=False))
+        after = [by_name[name] for name, _ in network.named_parameters() if name in by_name]
     else:
-        contestant = _by_first_call(_steps.in_torch(network, inputs, column == "torch.compile"))
-    contestant.results = _steps.compared(contestant.results, before)
+        network = _steps.UnderAutocast(network) if dtype else network
+        if library == "jax":
+            run = _steps.in_jax(network, inputs)
+        else:
+            run = _steps.in_torch(network, inputs, library == "torch.compile")
+        contestant = _by_first_call(run)
+        after = contestant.results[1:]
+    contestant.results = _steps.compared(contestant.results[0], after, before)
     return contestant
 
 
@@ -145,10 +161,7 @@ def _by_first_call(run: Callable) -> Contestant:
 
 
 def _by_tvm(
-    module: tvm.IRModule,
-    name: str,
-    arrays: Sequence[np.ndarray],
-    target: tvm.target.Target | None,
+    module: tvm.IRModule, name: str, arrays: Sequence, target: tvm.target.Target | None
 ) -> Contestant:
     """Compile with relax_grad for a target; with TVM's default pipeline if it is None."""
     is_ours = target is not None
@@ -161,7 +174,7 @@ def _by_tvm(
     executable = tvm.compile(module, target, relax_pipeline="relax_grad" if is_ours else "default")
     compiled = time.perf_counter()
     function = relax.VirtualMachine(executable, tvm.cpu())[name]
-    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tensors = _steps.tensors_of(arrays)
     called = time.perf_counter()
     results = function(*tensors)
     first = time.perf_counter() - called
@@ -202,9 +215,11 @@ def _kernel(expr: relax.Expr) -> list[str]:
 def flat(value) -> list[np.ndarray]:
     """Return copies of the tensors in a result of any form."""
     if isinstance(value, torch.Tensor):
-        return [value.detach().numpy().copy()]
+        is_half = value.dtype == torch.bfloat16
+        return [value.detach().float().numpy() if is_half else value.detach().numpy().copy()]
     if hasattr(value, "numpy"):
-        return [value.numpy().copy()]
+        array = value.numpy()
+        return [array.astype("float32") if array.dtype == ml_dtypes.bfloat16 else array.copy()]
     if hasattr(value, "__array__"):
         return [np.array(value)]
     return [leaf for item in value for leaf in flat(item)]

@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
-import os
-import subprocess
-import sys
+import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+from _benchmark import in_process
+
+if TYPE_CHECKING:
+    from tvm import relax
 
 _STEPS = 3
 
 
-def peak(name: str, column: str, executable=None, arrays=()) -> int | None:
+def peak(
+    name: str, column: str, executable: relax.VMExecutable | None = None, arrays: Sequence = ()
+) -> int | None:
     """Return the peak memory that a step adds, in bytes, or None if the system does not report it.
 
     Parameters
@@ -39,20 +42,17 @@ def peak(name: str, column: str, executable=None, arrays=()) -> int | None:
         The contestant.
     executable : tvm.relax.VMExecutable, optional
         The program that TVM has compiled, for the columns of TVM.
-    arrays : Sequence[np.ndarray]
-        The arguments of the program.
+    arrays : Sequence
+        The arguments of the program: arrays, and lists of arrays.
     """
     if not Path("/proc/self/clear_refs").exists():
         return None
+    if executable is None:
+        return in_process("_memory", "of_others", name, column)
     with tempfile.TemporaryDirectory() as folder:
-        if executable is not None:
-            executable.export_library(f"{folder}/step.so")
-            np.savez(f"{folder}/arrays.npz", *arrays)
-        command = [sys.executable, __file__, name, column, folder]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"the step {name!r} of {column} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+        executable.export_library(f"{folder}/step.so")
+        Path(folder, "arrays").write_bytes(pickle.dumps(arrays))
+        return in_process("_memory", "of_tvm", folder)
 
 
 def growth(run: Callable[[], object], forget: Callable[[], None] | None) -> int:
@@ -79,40 +79,34 @@ def _status(key: str) -> int:
     raise KeyError(key)
 
 
-def _of_tvm(folder: str) -> int:
+def of_tvm(folder: str) -> int:
+    """Return the memory that steps of a program add, each from the results of the previous one."""
+    import _steps
     import tvm
     from tvm import relax
 
     machine = relax.VirtualMachine(tvm.runtime.load_module(f"{folder}/step.so"), tvm.cpu())
-    with np.load(f"{folder}/arrays.npz") as arrays:
-        tensors = [tvm.runtime.tensor(arrays[name]) for name in arrays.files]
+    *single, params, frozen, states, slots = _steps.tensors_of(
+        pickle.loads(Path(folder, "arrays").read_bytes())
+    )
+    groups = [params, frozen, states, slots]
+    del params, frozen, states, slots
 
     def run() -> None:
-        _loss, *updated = machine["step"](*tensors)
-        tensors[-len(updated) :] = updated
+        _loss, _metrics, _outputs, params, states, slots = machine["step"](*single, *groups)
+        groups[:] = [list(params), groups[1], list(states), list(slots)]
 
     return growth(run, None)
 
 
-def _of_others(name: str, column: str) -> int:
+def of_others(name: str, column: str) -> int:
+    """Return the memory that steps of PyTorch or JAX add."""
     import _steps
-    import torch
     from _models import STEPS
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     (step,) = (step for step in STEPS if step.name == name)
     network, inputs = _steps.initial(step)
     if column == "jax":
         return growth(_steps.in_jax(network, inputs), gc.collect)
     run = _steps.in_torch(network, inputs, column == "torch.compile")
     return growth(run, lambda: network.zero_grad(set_to_none=True))
-
-
-def main() -> None:
-    name, column, folder = sys.argv[1:]
-    ours = column in ("relax_grad", "TVM")
-    print(json.dumps(_of_tvm(folder) if ours else _of_others(name, column)))
-
-
-if __name__ == "__main__":
-    main()

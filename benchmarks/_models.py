@@ -85,6 +85,24 @@ def resnet18(classes: int = 1000) -> nn.Module:
     return _Classifier(nn.Sequential(*layers), 512, classes)
 
 
+def resnet50(classes: int = 1000) -> nn.Module:
+    def block(inputs: int, width: int, stride: int) -> nn.Module:
+        body = nn.Sequential(
+            *(_conv(inputs, width, 1), nn.ReLU()),
+            *(_conv(width, width, 3, stride), nn.ReLU()),
+            _conv(width, 4 * width, 1),
+        )
+        is_plain = stride == 1 and inputs == 4 * width
+        return _Residual(body, None if is_plain else _conv(inputs, 4 * width, 1, stride))
+
+    layers, inputs = [_conv(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
+    for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for i in range(count):
+            layers.append(block(inputs, width, 2 if i == 0 and width > 64 else 1))
+            inputs = 4 * width
+    return _Classifier(nn.Sequential(*layers), inputs, classes)
+
+
 def mobilenet_v2(classes: int = 1000) -> nn.Module:
     def block(inputs, filters, stride, factor):
         width = inputs * factor
@@ -135,12 +153,7 @@ class GPT(nn.Module):
     """A decoder in the style of GPT-2."""
 
     def __init__(
-        self,
-        words: int = 8192,
-        length: int = 256,
-        width: int = 384,
-        depth: int = 6,
-        heads: int = 6,
+        self, words: int = 8192, length: int = 256, width: int = 384, depth: int = 6, heads: int = 6
     ):
         super().__init__()
         self.words, self.places = (
@@ -334,11 +347,7 @@ STEPS = [
     Step("ResNet-9, 64x3x32x32", resnet9, _images(64, 32, 10)),
     Step("ResNet-18, 8x3x224x224", resnet18, _images(8, 224, 1000)),
     Step("MobileNetV2, 8x3x224x224", mobilenet_v2, _images(8, 224, 1000)),
-    Step(
-        "GPT, 6 layers, 384 wide, 4x256",
-        GPT,
-        lambda: _tokens(4, 256, 8192),
-    ),
+    Step("GPT, 6 layers, 384 wide, 4x256", GPT, lambda: _tokens(4, 256, 8192)),
     Step("ViT-tiny, 8x3x224x224", ViT, _images(8, 224, 1000)),
     Step(
         "GPT, 4 layers, 256 wide, 1x1024",

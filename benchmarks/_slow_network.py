@@ -16,11 +16,7 @@ from relax_grad.distributed._collectives import _key
 from relax_grad.distributed._tasks import Worker, task
 
 #: The names of collectives in the model of the network.
-NAMES = {
-    "allreduce": "allreduce",
-    "broadcast_from_worker0": "broadcast",
-    "send_to_worker": "send",
-}
+NAMES = {"allreduce": "allreduce", "broadcast_from_worker0": "broadcast", "send_to_worker": "send"}
 
 
 @task

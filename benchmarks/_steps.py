@@ -10,10 +10,9 @@ import tvm
 from _models import Step
 from tvm import relax
 
-import relax_grad
 from relax_grad.frontend.torch import from_module
-from relax_grad.ir.module import DONATED, with_functions
-from relax_grad.ir.remat import LIGHT, REMAT
+from relax_grad.training import SGD, TrainStep, train_step
+from relax_grad.training._donation import donating
 
 RATE = 0.1
 
@@ -29,54 +28,25 @@ def parameters(network: torch.nn.Module) -> list[np.ndarray]:
 
 
 def in_relax(
-    network: torch.nn.Module, inputs: Sequence[torch.Tensor]
-) -> tuple[tvm.IRModule, list[np.ndarray]]:
-    """Return a module and the arguments of its function ``step``.
-
-    The arguments are the inputs, the buffers that stay, the parameters, and the running statistics.
-    The function returns the loss, the new parameters and the new statistics. Its backward pass
-    repeats the calls that ``remat="light"`` of ``train_step`` repeats.
-    """
-    imported = from_module(network, tuple(inputs))
-    learned, frozen, states = imported.params, imported.frozen, imported.states
-    module = relax_grad.value_and_grad(imported.module, "loss", list(learned))
-    for name in ("loss", "loss_adjoint", "forward"):  # they have no other callers
-        module[name] = module[name].without_attr("global_symbol")
-    _seed, *params = [relax.Var(param.name, param.ty) for param in module["loss"].params]
-    ends = np.cumsum([len(inputs), len(learned), len(frozen)])
-    arguments, old, fixed, statistics = (list(part) for part in np.split(params, ends))
-    bb = relax.BlockBuilder(module)
-    with bb.function("step", [*arguments, *fixed, *old, *statistics]):
-        with bb.dataflow():
-            adjoint = module.get_global_var("loss_adjoint")
-            zero = relax.const(0, "int64")  # the networks draw no random numbers
-            both = bb.emit(relax.Call(adjoint, [zero, *params]))
-            results = bb.emit(relax.TupleGetItem(both, 0))
-            gradients = bb.emit(relax.TupleGetItem(both, 1))
-            loss = bb.emit(relax.TupleGetItem(results, 0))
-            new_states = bb.emit(relax.TupleGetItem(results, 2))
-            rate = relax.const(RATE, "float32")
-            updated = []
-            for i, param in enumerate(old):
-                gradient = bb.emit(relax.TupleGetItem(gradients, i))
-                change = bb.emit(relax.op.multiply(gradient, rate))
-                updated.append(bb.emit(relax.op.subtract(param, change)))
-            updated.extend(bb.emit(relax.TupleGetItem(new_states, i)) for i in range(len(states)))
-            result = bb.emit_output(relax.Tuple([loss, *updated]))
-        bb.emit_func_output(result)
-    values = [*frozen.values(), *learned.values(), *states.values()]
-    arrays = [*(tensor.numpy() for tensor in inputs), *(value.numpy() for value in values)]
-    module = relax.transform.DeadCodeElimination(["step"])(bb.get())
-    return with_functions(module, {"step": module["step"].with_attr(REMAT, LIGHT)}), arrays
+    network: torch.nn.Module, inputs: Sequence[torch.Tensor], **options: object
+) -> tuple[TrainStep, list]:
+    """Return a training step with SGD, and the arguments of its function ``step``: arrays, and a
+    list of arrays for each group. ``options`` are those of ``train_step``."""
+    made = train_step(from_module(network, tuple(inputs)), SGD(lr=RATE), **options)
+    scalars = [np.array(value, "float64") for value in made.hyperparameters.values()]
+    groups = [[tensor.numpy() for tensor in group.values()] for group in made.initial()]
+    return made, [*(tensor.numpy() for tensor in inputs), *scalars, np.array(0, "int64"), *groups]
 
 
-def in_place(module: tvm.IRModule) -> tvm.IRModule:
-    """Return a module whose function ``step`` writes new parameters and statistics to the memory of
-    the old ones, as that of a trainer does."""
-    step = module["step"]
-    new = len(step.ret_ty.fields) - 1  # the loss comes first
-    donated = [[len(step.params) - new + i, 1 + i] for i in range(new)]
-    return with_functions(module, {"step": step.with_attr(DONATED, donated)})
+def in_place(made: TrainStep) -> tvm.IRModule:
+    """Return the module of a step that writes new parameters and states to the memory of the old
+    ones, as that of a trainer does."""
+    return relax.transform.DeadCodeElimination(["step"])(donating(made))
+
+
+def tensors_of(arguments: Sequence) -> list:
+    """Return tensors of TVM for arrays and lists of arrays."""
+    return [tensors_of(x) if isinstance(x, list) else tvm.runtime.tensor(x) for x in arguments]
 
 
 def compiled(function: Callable) -> Callable:
@@ -137,9 +107,10 @@ def in_jax(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable
     return lambda: jax.block_until_ready(step(values, arrays))
 
 
-def compared(results: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the loss, and the gradients as one vector, from the loss and the parameters after a
+def compared(
+    loss: np.ndarray, after: Sequence[np.ndarray], before: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return the loss, and the gradients as one vector, from the parameters before and after a
     step."""
-    loss, *after = results  # running statistics come last
-    changes = [(old - new).ravel() for old, new in zip(before, after, strict=False)]
+    changes = [(old - new).ravel() for old, new in zip(before, after, strict=True)]
     return [loss, np.concatenate(changes) / RATE]

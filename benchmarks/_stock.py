@@ -1,14 +1,8 @@
-"""A training step by TVM alone, in a process that does not import relax_grad.
-
-``python benchmarks/_stock.py STEP REPEATS`` prints the least time of a step in seconds; or, as an
-object of JSON with the key ``reason``, why TVM cannot train the network.
-"""
+"""A training step by TVM alone, in a process that does not import relax_grad."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 import time
 
 import numpy as np
@@ -38,8 +32,8 @@ class _Scores(torch.nn.Module):
         return self.network.scores(x)
 
 
-def main() -> None:
-    name, repeats = sys.argv[1], int(sys.argv[2])
+def measured(name: str, repeats: int) -> dict:
+    """Return the least seconds of a step, or the reason why TVM cannot train the network."""
     (step,) = (step for step in STEPS if step.name == name)
     torch.manual_seed(0)
     network, (x, targets) = step.network().train(), step.inputs()
@@ -60,8 +54,7 @@ def main() -> None:
         missing = re.search(r"FPrimalGradient has not been registered for (\S+)", str(error))
         if missing is None:
             raise
-        print(json.dumps({"reason": f"no gradient of {missing[1]}"}))
-        return
+        return {"reason": f"no gradient of {missing[1]}"}
     executable = tvm.compile(module, tvm.target.Target("llvm"), relax_pipeline="default")
     machine = relax.VirtualMachine(executable, tvm.cpu())
     trainer = Trainer(module, machine, tvm.cpu(), zero_init_param_state=False)
@@ -70,10 +63,6 @@ def main() -> None:
     samples: list[float] = []
     while len(samples) <= repeats and sum(samples) < _ENOUGH:
         start = time.perf_counter()
-        loss = trainer.update(*arrays)
+        trainer.update(*arrays)
         samples.append(time.perf_counter() - start)
-    print(json.dumps({"seconds": min(samples), "loss": float(loss.numpy())}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"seconds": min(samples)}

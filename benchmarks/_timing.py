@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import ctypes
 import time
 from collections.abc import Callable, Mapping
 
@@ -21,41 +19,9 @@ _PAUSE = 12e-3
 #: Seconds of unmeasured calls before a sample.
 _UNMEASURED = 20e-3
 
-#: Options of glibc's mallopt.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
 #: Longer functions, in seconds, have no unmeasured calls: some milliseconds do not affect their
 #: samples.
 _LONG = 0.2
-
-
-def raise_mmap_threshold() -> None:
-    """Let glibc serve tensors of up to 32 MiB from its heap, and keep what is freed.
-
-    Otherwise it maps large blocks into fresh pages, which cost more time than the measured
-    functions, and returns the end of the heap to the system, in some processes at each call. Other
-    C libraries have no such options.
-    """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return
-    for option, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 2**31 - 1)):
-        if not libc.mallopt(option, value):
-            raise RuntimeError(f"mallopt({option}, {value}) failed: large tensors are not reused")
-
-
-def add_options(parser: argparse.ArgumentParser, of: str, *, repeats: int, seconds: float) -> None:
-    """Add the options of a measurement of rows or steps: threads, samples and seconds."""
-    parser.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
-    parser.add_argument(
-        "--repeats", type=int, default=repeats, help=f"samples of each (default: {repeats})"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=seconds,
-        help=f"stop a {of} after this time (default: {seconds:.0f})",
-    )
 
 
 def measure(

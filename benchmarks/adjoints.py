@@ -1,19 +1,20 @@
-"""The time of the adjoint of a tensor function, relative to that of the function.
+"""Time of adjoints of tensor functions of TOPI, relative to the functions.
 
-``python benchmarks/adjoints.py`` compiles functions of TOPI and their adjoints with the pipeline
-for this processor, and measures them in turn. A limit is 2 for functions that are element-wise or
-move elements, and 4 for reductions and scatters; a ratio above it is marked.
+A limit is 2 for functions that are element-wise or move elements, and 4 for reductions and
+scatters; a ratio above it is marked.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
-from _timing import measure, raise_mmap_threshold
+from _benchmark import Benchmark
+from _paired import digits, median_ratio
+from _timing import measure
 from tvm import relax, te, tirx, topi
 from tvm.relax import VirtualMachine
 
@@ -118,31 +119,27 @@ def _compiled(function: tirx.PrimFunc, num_results: int) -> Callable[[], object]
     return lambda: main(*values)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="which cases (default: all)")
-    parser.add_argument("--repeats", type=int, default=15, help="samples (default: 15)")
-    arguments = parser.parse_args()
-    raise_mmap_threshold()
-    print(f"{'function':<16}{'us':>9}{'adjoint us':>12}{'ratio':>8}{'least':>8}{'limit':>7}")
-    for name in arguments.cases or CASES:
-        build, shapes, limit = CASES[name]
-        function = function_of(build, shapes)
-        derivative = adjoint(function)
-        calls = {
-            "forward": _compiled(function, 1),
-            "adjoint": _compiled(derivative.function, len(derivative.wrt)),
-        }
-        samples = measure(calls, arguments.repeats, 20.0)
-        pairs = zip(samples["adjoint"], samples["forward"], strict=True)
-        ratio = statistics.median(a / b for a, b in pairs)
-        least = min(samples["adjoint"]) / min(samples["forward"])
-        micro = [statistics.median(samples[way]) * 1e6 for way in ("forward", "adjoint")]
-        mark = " !" if ratio > limit else ""
-        print(
-            f"{name:<16}{micro[0]:>9.0f}{micro[1]:>12.0f}{ratio:>8.2f}{least:>8.2f}{limit:>7.0f}{mark}"
-        )
+def measured(name: str, args: Namespace) -> dict:
+    """Return the microseconds of a function and of its adjoint, the ratio, and the limit."""
+    build, shapes, limit = CASES[name]
+    function = function_of(build, shapes)
+    derivative = adjoint(function)
+    calls = {
+        "forward": _compiled(function, 1),
+        "adjoint": _compiled(derivative.function, len(derivative.wrt)),
+    }
+    samples = measure(calls, args.repeats, args.seconds)
+    ratio = median_ratio(samples["adjoint"], samples["forward"])
+    return {
+        "us": round(statistics.median(samples["forward"]) * 1e6),
+        "adjoint_us": round(statistics.median(samples["adjoint"]) * 1e6),
+        "ratio": ratio,
+        "least": digits(min(samples["adjoint"]) / min(samples["forward"])),
+        "limit": limit,
+        **({"above": True} if ratio > limit else {}),
+    }
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    rows=lambda args: {name: name for name in CASES}, measure=measured, repeats=15
+)

@@ -1,16 +1,16 @@
-"""The time of differentiation and the size of the adjoint function, as a function grows.
+"""Time of differentiation and size of adjoints, beside TVM's pass.
 
-``python benchmarks/differentiation.py`` differentiates chains of operators, and functions that
-split a tensor into many parts, with ``relax_grad.transform.Gradient`` and with TVM's pass in turn.
-The table gives the least of a few times in seconds, and the number of bindings of the adjoint
-function.
+The functions are chains of operators, and functions that split a tensor into many parts.
 """
 
 from __future__ import annotations
 
-import argparse
+import math
 import time
+from argparse import Namespace
+from collections.abc import Callable
 
+from _benchmark import Benchmark
 from tvm import IRModule, relax
 
 import relax_grad
@@ -53,32 +53,28 @@ def parts(count: int) -> IRModule:
     return bb.get()
 
 
-def measure(module: IRModule, repeats: int) -> dict[str, tuple[float, int]]:
-    """Return the least time and the size of the adjoint function for each pass, measured in
+def measured(row: tuple[Callable, int], args: Namespace) -> dict[str, dict]:
+    """Return the least seconds and the bindings of the adjoint function for each pass, which run in
     turn."""
-    times = {name: [] for name in PASSES}
-    sizes = {}
-    for _ in range(repeats):
+    make, count = row
+    module = make(count)
+    found = {name: {"s": math.inf, "bindings": 0} for name in PASSES}
+    for _ in range(args.repeats):
         for name, gradient in PASSES.items():
             start = time.perf_counter()
             adjoint = gradient("main")(module)["main_adjoint"]
-            times[name].append(time.perf_counter() - start)
-            sizes[name] = sum(len(block.bindings) for block in adjoint.body.blocks)
-    return {name: (min(times[name]), sizes[name]) for name in PASSES}
+            spent = time.perf_counter() - start
+            bindings = sum(len(block.bindings) for block in adjoint.body.blocks)
+            found[name] = {"s": round(min(spent, found[name]["s"]), 4), "bindings": bindings}
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3, help="times to measure (default: 3)")
-    arguments = parser.parse_args()
-    columns = "".join(f"{name:>14} s{'bindings':>12}" for name in PASSES)
-    print(f"{'function':<10}{'n':>8}{columns}")
-    for make, counts in ((chain, (100, 1000, 10000)), (parts, (8, 32, 128))):
-        for count in counts:
-            measured = measure(make(count), arguments.repeats)
-            columns = "".join(f"{seconds:>16.3f}{size:>12}" for seconds, size in measured.values())
-            print(f"{make.__name__:<10}{count:>8}{columns}")
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    rows=lambda args: {
+        f"{make.__name__} {count}": (make, count)
+        for make, counts in ((chain, (100, 1000, 10000)), (parts, (8, 32, 128)))
+        for count in counts
+    },
+    measure=measured,
+    repeats=3,
+)

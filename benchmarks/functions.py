@@ -1,34 +1,26 @@
-"""Measure the error of float32 functions and of their derivatives, in units in the last place.
+"""Error of float32 functions and of their derivatives, for docs/accuracy.md.
 
-``python benchmarks/functions.py`` compiles each function and its gradient with the pipeline,
-compares them with PyTorch's in float64 for numbers of every exponent and at the edges, and writes
-the largest errors to docs/_measured/functions.json. With names of functions as arguments, it
-measures only those, and prints the errors.
+Each function and its gradient are compiled with the pipeline, and compared with PyTorch's in
+float64 for numbers of every exponent and at the edges. Errors are in units in the last place.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import platform
-import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 import tvm
-from measure import processor
+from _benchmark import Benchmark, facts, named
 from tvm import relax
 from tvm.relax import op
 
 import relax_grad
 from relax_grad.transform import Gradient
-
-RESULTS = Path(__file__).parents[1] / "docs" / "_measured" / "functions.json"
 
 #: The distance between subnormal numbers.
 LEAST = 2.0**-149
@@ -36,39 +28,9 @@ LEAST = 2.0**-149
 #: Points where a function saturates, is clamped, or changes its form: every float32 near these is
 #: measured.
 _PLACES = (
-    *(
-        0.125,
-        0.25,
-        0.5,
-        0.625,
-        0.7517915,
-        0.7524614,
-        1.0,
-        1.2784645,
-        2.0,
-        3.85,
-        3.9192059,
-        4.0,
-        5.5,
-        9.01,
-        10.0,
-    ),
-    *(
-        10.9,
-        13.2,
-        14.2,
-        14.7,
-        17.3,
-        20.0,
-        87.33654,
-        88.72284,
-        89.41598,
-        103.27893,
-        103.97208,
-        110.0,
-        112.0,
-    ),
-    *(math.log(2) / 2, math.pi / 2, math.pi),
+    *(0.125, 0.25, 0.5, 0.625, 0.7517915, 0.7524614, 1.0, 1.2784645, 2.0, 3.85, 3.9192059, 4.0),
+    *(5.5, 9.01, 10.0, 10.9, 13.2, 14.2, 14.7, 17.3, 20.0, 87.33654, 88.72284, 89.41598),
+    *(103.27893, 103.97208, 110.0, 112.0, math.log(2) / 2, math.pi / 2, math.pi),
 )
 
 _PYTORCH = torch.nn.functional
@@ -169,17 +131,13 @@ FUNCTIONS = {
         # The third power of the result, with three times its error.
         slack=lambda x: (2.0**-22 * np.abs(x) ** -1.5 / 2,),
     ),
-    "sin": Function(op.sin, torch.sin),
-    "cos": Function(op.cos, torch.cos),
-    "tan": Function(op.tan, torch.tan),
-    "asin": Function(op.asin, torch.asin),
-    "acos": Function(op.acos, torch.acos),
-    "atan": Function(op.atan, torch.atan),
-    "sinh": Function(op.sinh, torch.sinh),
-    "cosh": Function(op.cosh, torch.cosh),
-    "asinh": Function(op.asinh, torch.asinh),
-    "acosh": Function(op.acosh, torch.acosh),
-    "atanh": Function(op.atanh, torch.atanh),
+    **{
+        name: Function(getattr(op, name), getattr(torch, name))
+        for name in (
+            *("sin", "cos", "tan", "asin", "acos", "atan"),
+            *("sinh", "cosh", "asinh", "acosh", "atanh"),
+        )
+    },
 }
 
 
@@ -343,40 +301,33 @@ def _of_torch(function: Function, inputs: list[np.ndarray]) -> list[np.ndarray]:
     return [tensor.detach().numpy() for tensor in (value, *gradients)]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("functions", nargs="*", help="functions to measure; by default all")
-    parser.add_argument(
-        "--count", type=int, default=1024, help="numbers of each exponent (default: 1024)"
-    )
-    args = parser.parse_args()
-    results = {}
-    for name in args.functions or FUNCTIONS:
-        results[name] = {
-            kind: {
-                "relax_grad": _largest(measured.errors, measured),
-                "torch": _largest(measured.of_torch, measured),
-            }
-            for kind, measured in measure(name, args.count)
-        }
-        print(name, results[name], flush=True)
-    if not args.functions:
-        about = {
-            "processor": processor(),
-            "python": platform.python_version(),
-            "tvm": tvm.__version__,
-            "torch": torch.__version__,
-            "count": args.count,
-        }
-        RESULTS.write_text(json.dumps({"about": about, "errors": results}, indent=1) + "\n")
-    return 0
-
-
 def _largest(errors: np.ndarray, measured: Found) -> float | None:
     """Return the largest error with three digits, or None, which JSON supports, for infinity."""
     largest = float(f"{errors[~np.isnan(measured.exact)].max():.3g}")
     return largest if math.isfinite(largest) else None
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def measured(name: str, args: Namespace) -> dict:
+    """Return the largest errors of a function and of its derivatives, and PyTorch's."""
+    return {
+        kind: {"relax_grad": _largest(own.errors, own), "torch": _largest(own.of_torch, own)}
+        for kind, own in measure(name, args.count)
+    }
+
+
+BENCHMARK = Benchmark(
+    rows=lambda args: {name: name for name in FUNCTIONS},
+    measure=measured,
+    json="functions.json",
+    head=lambda args: {
+        "about": {**facts("processor", "python", "tvm", "torch"), "count": args.count}
+    },
+    layout=named("errors"),
+    options={
+        "--count": {
+            "type": int,
+            "default": 1024,
+            "help": "numbers of each exponent (default: 1024)",
+        }
+    },
+)

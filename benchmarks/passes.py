@@ -1,19 +1,18 @@
-"""The time of each pass of the pipeline as a network grows.
+"""Time of each pass of the pipeline as a network grows.
 
-``python benchmarks/passes.py`` builds networks of small tensors and many layers, and their training
-steps with AdamW, which write to the memory of the old parameters. The passes of
-``relax_grad.pipeline`` run one by one, without TVM's code generation after them. The table gives
-the seconds of each pass, TVM's and relax_grad's, and its growth between the last two numbers of
-layers. A pass whose time grows faster than the layers is marked.
+The networks have small tensors and many layers. The passes of ``relax_grad.pipeline`` run one by
+one on training steps with AdamW, which write to the memory of the old parameters, without TVM's
+code generation after them.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 
+from _benchmark import Benchmark
 from tvm import IRModule, relax
 
 import relax_grad
@@ -179,48 +178,37 @@ def measure(name: str, layers: int) -> dict[str, float]:
     return seconds
 
 
-def report(name: str, layers: Sequence[int], repeats: int) -> None:
-    """Measure the least of some times of each pass for a network, and print the table."""
+def measured(name: str, args: Namespace) -> dict[str, dict]:
+    """Return the least seconds of each pass for each number of layers, and the growth between the
+    last two. A pass whose time grows faster than the layers is marked."""
     columns = []
-    for count in layers:
-        runs = [measure(name, count) for _ in range(repeats)]
+    for count in args.layers:
+        runs = [measure(name, count) for _ in range(args.repeats)]
         columns.append({label: min(run[label] for run in runs) for label in runs[0]})
-    print(f"\n{name}\n{'pass':<36}" + "".join(f"{count:>9}" for count in layers) + f"{'growth':>9}")
     rows = {label: [column[label] for column in columns] for label in columns[0]}
     rows["all"] = [sum(column.values()) for column in columns]
-    for label, seconds in rows.items():
-        print(
-            f"{label:<36}"
-            + "".join(f"{second:>9.3f}" for second in seconds)
-            + _growth(seconds, layers)
-        )
+    return {label: _figures(seconds, args.layers) for label, seconds in rows.items()}
 
 
-def _growth(seconds: Sequence[float], layers: Sequence[int]) -> str:
-    if len(layers) < 2:
-        return ""
-    growth, ratio = seconds[-1] / seconds[-2], layers[-1] / layers[-2]
-    is_marked = growth > LINEAR * ratio / 2 and seconds[-1] > SHORT
-    return f"{growth:>9.2f}" + (" !" if is_marked else "")
+def _figures(seconds: Sequence[float], layers: Sequence[int]) -> dict:
+    found: dict = {"s": [round(second, 4) for second in seconds]}
+    if len(layers) > 1:
+        found["growth"] = round(seconds[-1] / seconds[-2], 2)
+        if found["growth"] > LINEAR * layers[-1] / layers[-2] / 2 and seconds[-1] > SHORT:
+            found["above"] = True
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "networks", nargs="*", choices=[[], *NETWORKS], help="which networks (default: all)"
-    )
-    parser.add_argument(
-        "--layers",
-        nargs="+",
-        type=int,
-        default=[100, 200, 400],
-        help="how many layers, ascending (default: 100 200 400)",
-    )
-    parser.add_argument("--repeats", type=int, default=1, help="times to measure (default: 1)")
-    arguments = parser.parse_args()
-    for name in arguments.networks or NETWORKS:
-        report(name, arguments.layers, arguments.repeats)
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    rows=lambda args: {name: name for name in NETWORKS},
+    measure=measured,
+    repeats=1,
+    options={
+        "--layers": {
+            "nargs": "+",
+            "type": int,
+            "default": [100, 200, 400],
+            "help": "how many layers, ascending (default: 100 200 400)",
+        }
+    },
+)

@@ -1,64 +1,50 @@
-"""Measure the start and end of a parallel region without work, of TVM's thread pool and of
-PyTorch's OpenMP.
+"""Start and end of parallel regions in TVM and PyTorch, for docs/cpu.md.
 
-``python benchmarks/regions.py`` measures regions one behind the other, a region behind a pause, in
-which the threads fall asleep, and regions of both in turn, as in a process that calls both. It
-needs PyTorch with GNU's OpenMP, and ``cc``. It writes the page's figures to
-``docs/_measured/regions.json``.
+The regions run one after the other, or after a pause, in which the threads fall asleep, or in turn,
+as in a process that calls both. PyTorch needs GNU's OpenMP, and the benchmark ``cc``.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
-import os
 import subprocess
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable
-from datetime import date
+from functools import cache
 from pathlib import Path
 from statistics import median
 
-HERE = Path(__file__).parent
-THREADS = 2
+from _benchmark import HERE, Benchmark, Layout, facts
 
-#: Regions of a sample, samples, and the seconds of a pause.
-_COUNT, _SAMPLES, _PAUSE = 1000, 31, 0.02
-
-
-def main() -> None:
-    args = _parser().parse_args()
-    os.environ.update(dict.fromkeys(("TVM_NUM_THREADS", "OMP_NUM_THREADS"), str(THREADS)))
-    from measure import processor
-
-    of_tvm, of_torch = _tvm(), _openmp()
-    figures = {}
-    for name, run in (("tvm", of_tvm), ("torch", of_torch)):
-        figures[name] = {
-            "repeated": _microseconds(lambda run=run: run(_COUNT), _COUNT),
-            "after_a_pause": _microseconds(lambda run=run: run(1), 1, _PAUSE),
-        }
-
-    def in_turn() -> None:
-        for _ in range(_COUNT):
-            of_tvm(1)
-            of_torch(1)
-
-    figures["in_turn"] = _microseconds(in_turn, _COUNT)
-    about = {"recorded": date.today().isoformat(), "processor": processor(), "threads": THREADS}
-    unit = "microseconds of a region, the median; in turn: of one of each"
-    text = json.dumps({"about": about, "unit": unit, **figures}, indent=1)
-    args.out.write_text(text + "\n")
-    print(text)
+#: Regions of a sample, and the seconds of a pause.
+_COUNT, _PAUSE = 1000, 0.02
 
 
-def _microseconds(run: Callable[[], object], count: int, pause: float = 0.0) -> float:
+def measured(name: str, args: Namespace) -> dict:
+    """Return the median microseconds of a region; in turn, of one of each."""
+    if name == "in_turn":
+        of_tvm, of_torch = _tvm(), _openmp()
+
+        def in_turn() -> None:
+            for _ in range(_COUNT):
+                of_tvm(1)
+                of_torch(1)
+
+        return {"us": _microseconds(in_turn, _COUNT, args.repeats)}
+    run = _tvm() if name == "tvm" else _openmp()
+    return {
+        "repeated": _microseconds(lambda: run(_COUNT), _COUNT, args.repeats),
+        "after_a_pause": _microseconds(lambda: run(1), 1, args.repeats, _PAUSE),
+    }
+
+
+def _microseconds(run: Callable[[], object], count: int, repeats: int, pause: float = 0.0) -> float:
     """Return the median time of a region."""
     run()
     samples = []
-    for _ in range(_SAMPLES):
+    for _ in range(repeats):
         time.sleep(pause)
         start = time.perf_counter()
         run()
@@ -66,6 +52,7 @@ def _microseconds(run: Callable[[], object], count: int, pause: float = 0.0) -> 
     return round(1e6 * median(samples), 1)
 
 
+@cache
 def _tvm() -> Callable[[int], None]:
     """Return a function that runs regions of TVM's thread pool."""
     import numpy as np
@@ -84,11 +71,12 @@ def _tvm() -> Callable[[int], None]:
     return lambda count: function(counts, count)
 
 
+@cache
 def _openmp() -> Callable[[int], None]:
     """Return a function that runs regions of PyTorch's OpenMP."""
     import torch
 
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(2)
     torch.ones(10**6).sum()  # starts the threads
     loaded = Path("/proc/self/maps").read_text().split()
     ctypes.CDLL(next(path for path in loaded if "libgomp" in path), ctypes.RTLD_GLOBAL)
@@ -97,14 +85,19 @@ def _openmp() -> Callable[[int], None]:
         command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(path), str(HERE / "_regions.c")]
         subprocess.run(command, check=True)
         library = ctypes.CDLL(str(path))
-    return lambda count: library.regions(ctypes.c_long(count), ctypes.c_uint(THREADS))
+    return lambda count: library.regions(ctypes.c_long(count), ctypes.c_uint(2))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs/_measured/regions.json")
-    return parser
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    rows=lambda args: {name: name for name in ("tvm", "torch", "in_turn")},
+    measure=measured,
+    json="regions.json",
+    head=lambda args: {
+        "about": facts("recorded", "processor", "threads"),
+        "unit": "microseconds of a region, the median; in turn: of one of each",
+    },
+    layout=Layout(
+        lambda head, rows: {**head, **{n: row.get("us", row) for n, row in rows.items()}}
+    ),
+    repeats=31,
+)

@@ -1,26 +1,32 @@
-"""Measure data parallel training by several workers, and compare it with a model of the network.
+"""Data parallel training beside a model of the network, for docs/distributed.md.
 
-``python benchmarks/scaling.py`` takes about 4 minutes on two cores that do nothing else. It trains
-ResNet-18, GPT and ViT-tiny with the same batch by one worker with two threads and by two workers
-with one thread each: the time of a step, the bytes that a worker gives to collectives, and the
-share of the communication that is hidden behind computations. Then 2, 4 and 8 workers train a small
-GPT with collectives that take as long as on networks of 1, 10 and 100 Gbit/s, and the model of
-``_cluster.py`` predicts these steps from those without the limit. From the recorded steps it
-predicts the efficiency of up to 1,024 workers. The results are those of the page
-``docs/distributed.md``: ``--out docs/_measured/scaling.json``.
+It takes about 4 minutes on two cores that do nothing else. ResNet-18, GPT and ViT-tiny train with
+the same batch by one worker with two threads and by two workers with one thread each: the time of a
+step, the bytes that a worker gives to collectives, and the share of the communication that is
+hidden behind computations. Then 2, 4 and 8 workers train a small GPT with collectives that take as
+long as on networks of 1, 10 and 100 Gbit/s, and the model of ``_cluster.py`` predicts these steps
+from those without the limit. From the recorded steps it predicts the efficiency of up to 1,024
+workers.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import os
 import statistics
 import time
-from pathlib import Path
+from argparse import Namespace
 
+import _steps
+import numpy as np
+import torch
+from _benchmark import HERE, Benchmark, Layout, Rows, beginning, facts
 from _cluster import NETWORKS, Network, efficiency, fitted, replayed, seconds_of
+from _models import GPT, STEPS, Step
+
+from relax_grad.distributed import data_parallel, session
+from relax_grad.distributed.trainer import DataParallelTrainer
+from relax_grad.frontend.torch import from_module
+from relax_grad.training import SGD, Trainer, train_step
 
 NAMES = ("ResNet-18", "GPT, 6 layers", "ViT-tiny")
 
@@ -34,77 +40,40 @@ MEASURED, PREDICTED = (2, 4, 8), (8, 16, 32, 64, 128, 256, 512, 1024)
 BUCKET_BYTES = 4 * 2**20
 
 
-def main() -> int:
-    args = _parser().parse_args()
-    from measure import _limit_threads, processor
-
-    _limit_threads(2)
-    folder = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
-    import torch
-    import tvm
-    from _models import STEPS
-
-    from relax_grad.distributed import session
-
-    measured = {
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "tvm": tvm.__version__,
-        "torch": torch.__version__,
-        "date": datetime.date.today().isoformat(),
-        "busy": _busy(),
-        "networks": {name: list(network) for name, network in NETWORKS.items()},
-        "steps": [],
-        "throttled": [],
-    }
-    executables: dict = {}
-    for count in args.workers:
-        with session(count, threads=1) as workers:
-            workers.import_python_module("_slow_network")
-            host = _host(workers, args)
-            if count == 2:
-                measured["host"], measured["overhead"] = list(host), _overhead(workers, args)
-                steps = [step for step in STEPS if step.name.startswith(NAMES)]
-                for step in steps:
-                    if (args.only or "") in step.name:
-                        measured["steps"].append(_step(step, workers, args))
-                        _predict(measured["steps"][-1], measured)
-            measured["throttled"] += _throttled(workers, host, executables, args)
-    errors = [row["predicted_ms"] / row["ms"] - 1 for row in measured["throttled"]]
-    print(f"the largest error of the model is {max(map(abs, errors)):.1%}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(_text(measured))
-    print(f"written to {args.out}")
-    return 0
+def measured(count: int, args: Namespace) -> dict:
+    """Return the figures of a number of workers: for two of them, those of whole steps too."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    found: dict = {}
+    with session(count, threads=1) as workers:
+        workers.import_python_module("_slow_network")
+        host = _host(workers, args)
+        if count == 2:
+            found = {"host": list(host), "overhead": _overhead(workers, args)}
+            chosen = beginning(NAMES, {step.name: step for step in STEPS}).values()
+            found["steps"] = [_step(step, workers, args) for step in chosen]
+            for step in found["steps"]:
+                step["efficiency"] = _efficiencies(step["events"], found["overhead"])
+        found["throttled"] = _throttled(workers, host, args)
+    return found
 
 
-def _busy(seconds: float = 3.0) -> float:
-    """Return the share of the processors that other programs take now, or 0 where the system does
-    not tell."""
-    stat = Path("/proc/stat")
-    if not stat.exists():
-        return 0.0
-
-    def ticks() -> tuple[int, int]:
-        own = [int(count) for count in stat.read_text().splitlines()[0].split()[1:]]
-        return sum(own), own[3] + own[4]  # idle, and idle in wait for disks
-
-    before = ticks()
-    time.sleep(seconds)
-    total, idle = (b - a for a, b in zip(before, ticks(), strict=True))
-    return round(1 - idle / total, 3)
+def _packed(head: dict, rows: Rows) -> dict:
+    together = {"steps": [], **head, "throttled": []}
+    for row in rows.values():
+        together["throttled"] = together["throttled"] + row["throttled"]
+        together.update({key: value for key, value in row.items() if key != "throttled"})
+    return together
 
 
-def _step(step, workers, args) -> dict:
+def _errors(rows: Rows) -> str:
+    throttled = [row for own in rows.values() for row in own["throttled"]]
+    largest = max(abs(row["predicted_ms"] / row["ms"] - 1) for row in throttled)
+    return f"the largest error of the model is {largest:.1%}"
+
+
+def _step(step: Step, workers, args: Namespace) -> dict:
     """Return the times of a step by one worker with two threads, and by two with one each, measured
     in turn."""
-    import _steps
-
-    from relax_grad.distributed import data_parallel
-    from relax_grad.frontend.torch import from_module
-    from relax_grad.training import SGD, Trainer, train_step
-
     network, inputs = _steps.initial(step)
     share = tuple(array[: len(inputs[0]) // 2] for array in inputs)
     optimizer = SGD(lr=_steps.RATE)
@@ -129,7 +98,7 @@ def _step(step, workers, args) -> dict:
     seconds = statistics.median(e.seconds for traffic in communication for e in traffic)
     waited = statistics.median(e.waited for traffic in communication for e in traffic)
     whole, both = map(statistics.median, times)
-    row = {
+    return {
         "name": step.name,
         "one_worker_ms": whole * 1e3,
         "two_workers_ms": both * 1e3,
@@ -140,45 +109,34 @@ def _step(step, workers, args) -> dict:
         "hidden": 1 - waited / seconds,
         "events": events,
     }
-    print(json.dumps({k: v for k, v in row.items() if k != "events"}), flush=True)
-    return row
 
 
-def _predict(row: dict, measured: dict) -> None:
-    """Add the efficiencies of many workers to a row."""
-    row["efficiency"] = {
-        name: {
-            str(workers): efficiency(row["events"], 2, workers, network, measured["overhead"])
-            for workers in PREDICTED
-        }
+def _efficiencies(events: list, overhead: float) -> dict[str, dict[str, float]]:
+    """Return the efficiencies of many workers, by network."""
+    return {
+        name: {str(count): efficiency(events, 2, count, network, overhead) for count in PREDICTED}
         for name, network in NETWORKS.items()
     }
 
 
-def _throttled(workers, host: Network, executables: dict, args) -> list[dict]:
+#: The step of a worker is the same in all sessions, and is compiled once.
+_executables: dict = {}
+
+
+def _throttled(workers, host: Network, args: Namespace) -> list[dict]:
     """Return the measured and the predicted times of steps on slower networks."""
-    import numpy as np
-    import torch
-    from _models import GPT
-
-    from relax_grad.distributed import data_parallel
-    from relax_grad.distributed.trainer import DataParallelTrainer
-    from relax_grad.frontend.torch import from_module
-    from relax_grad.training import SGD, train_step
-
     torch.manual_seed(0)
     tokens = torch.zeros(args.share, 64, dtype=torch.int64)
     network = GPT(words=1024, length=64, width=288, depth=4)
     step = train_step(from_module(network, (tokens, tokens)), SGD(lr=0.01))
-    # The step of a worker is the same in all sessions, and is compiled once.
     compiled = DataParallelTrainer._compiled
-    if executables:
-        DataParallelTrainer._compiled = lambda self, step: executables["gpt"]
+    if _executables:
+        DataParallelTrainer._compiled = lambda self, step: _executables["gpt"]
     try:
         trainer = data_parallel(step, workers, check_every=0, bucket_bytes=BUCKET_BYTES)
     finally:
         DataParallelTrainer._compiled = compiled
-    executables["gpt"] = trainer._executable
+    _executables["gpt"] = trainer._executable
     count = workers.num_workers
     rng = np.random.default_rng(0)
     batch = [rng.integers(0, 1024, (args.share * count, 64)) for _ in range(2)]
@@ -214,19 +172,16 @@ def _throttled(workers, host: Network, executables: dict, args) -> list[dict]:
     timeline = _timeline(events, spans)
     # The part of a step that the events do not tell: workers that wait for each other.
     rest = statistics.median(times["this machine"]) - replayed(timeline, cost_of(None))
-    rows = []
-    for name, limit in limits.items():
-        rows.append(
-            {
-                "workers": count,
-                "network": name,
-                "ms": statistics.median(times[name]) * 1e3,
-                "predicted_ms": (rest + replayed(timeline, cost_of(limit))) * 1e3,
-                "hidden": statistics.median(hidden[name]),
-            }
-        )
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
+    return [
+        {
+            "workers": count,
+            "network": name,
+            "ms": statistics.median(times[name]) * 1e3,
+            "predicted_ms": (rest + replayed(timeline, cost_of(limit))) * 1e3,
+            "hidden": statistics.median(hidden[name]),
+        }
+        for name, limit in limits.items()
+    ]
 
 
 def _timeline(events: list, spans: list[tuple[float, float]]) -> list[list]:
@@ -246,7 +201,7 @@ def _timeline(events: list, spans: list[tuple[float, float]]) -> list[list]:
     ]
 
 
-def _host(workers, args) -> Network:
+def _host(workers, args: Namespace) -> Network:
     """Return the network that allreduces on this machine are like."""
     times = [
         max(workers.run("time_allreduce", elements=size, repeats=args.repeats)) for size in SIZES
@@ -254,47 +209,21 @@ def _host(workers, args) -> Network:
     return fitted(workers.num_workers, [4 * size for size in SIZES], times)
 
 
-def _overhead(workers, args) -> float:
+def _overhead(workers, args: Namespace) -> float:
     """Return the seconds of an allreduce of one element."""
     return min(workers.run("time_allreduce", elements=1, repeats=10 * args.repeats))
 
 
-def _text(measured: dict) -> str:
-    """Return the file: a line for each event and each row."""
-    text = json.dumps(measured, indent=1)
-    lines, depth = [], 0
-    for line in text.splitlines():
-        stripped = line.strip()
-        if depth:
-            lines[-1] += stripped if stripped.startswith("]") else f"{stripped} "
-            depth += stripped.count("[") - stripped.count("]")
-            continue
-        lines.append(line)
-        if line.startswith("    [") and line.endswith("["):
-            depth = 1
-    return "\n".join(line.replace(" ],", "],").rstrip() for line in lines) + "\n"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--workers",
-        type=int,
-        nargs="*",
-        default=list(MEASURED),
-        help="the numbers of workers (default 2 4 8)",
-    )
-    parser.add_argument("--repeats", type=int, default=8, help="steps of a time (default 8)")
-    parser.add_argument("--share", type=int, default=4, help="texts of a worker (default 4)")
-    parser.add_argument("--only", help="only steps whose names contain this text")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path(__file__).parent / "results" / "scaling.json",
-        help="the file (default benchmarks/results/scaling.json)",
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+BENCHMARK = Benchmark(
+    rows=lambda args: {f"{count} workers": count for count in MEASURED},
+    measure=measured,
+    json="scaling.json",
+    head=lambda args: {
+        **facts("processor", "cores", "tvm", "torch", "date", "busy"),
+        "networks": {name: list(network) for name, network in NETWORKS.items()},
+    },
+    layout=Layout(_packed),
+    summary=_errors,
+    repeats=8,
+    options={"--share": {"type": int, "default": 4, "help": "texts of a worker (default: 4)"}},
+)

@@ -1,8 +1,8 @@
-"""Write the sizes of training steps without a runtime to docs/_measured/static_sizes.json.
+"""Sizes of training steps without a runtime, for docs/without_runtime.md.
 
-``python benchmarks/static_sizes.py`` exports networks for processors, compiles their C sources by
-the cross compilers (``make cross-tools``) and by clang (``make web-tools``), and counts the bytes
-of code and tables, the state, the arena and the workspace. Nothing runs.
+Networks are exported for processors, and their C sources compiled by the cross compilers (``make
+cross-tools``) and by clang (``make web-tools``). The figures are the bytes of code and tables, the
+state, the arena and the workspace. Nothing runs.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import gzip
 import json
 import struct
 import subprocess
-import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import _small_models as models
 import tvm
+from _benchmark import Benchmark, facts, named
 from _small_models import Small, cross_entropy
 
 import relax_grad
 from relax_grad.frontend.torch import from_module
 from relax_grad.training import SGD, AdamW, Trainer, TrainStep, lora, train_step
-
-RESULTS = Path(__file__).parents[1] / "docs" / "_measured" / "static_sizes.json"
 
 #: The targets by the names on the page, with the compiler of the C sources.
 TARGETS = {
@@ -41,11 +39,6 @@ TARGETS = {
 
 #: The bits of flags of a section that is in memory, and of its type without bytes in the file.
 _ALLOCATED, _NO_BYTES = 2, 8
-
-
-def main() -> int:
-    RESULTS.write_text(json.dumps(measured(), indent=1) + "\n")
-    return 0
 
 
 def digits() -> TrainStep:
@@ -86,18 +79,9 @@ NETWORKS: dict[str, Callable[[], TrainStep]] = {
 }
 
 
-def measured() -> dict:
-    """Return all sizes in bytes."""
-    return {
-        "tvm": metadata.version("apache-tvm"),
-        "libtvm_runtime": (Path(tvm.__file__).parent / "lib/libtvm_runtime.so").stat().st_size,
-        "steps": {name: sizes(make()) for name, make in NETWORKS.items()},
-    }
-
-
-def sizes(step: TrainStep) -> dict[str, dict[str, int]]:
+def measured(make: Callable[[], TrainStep], args: Namespace) -> dict[str, dict[str, int]]:
     """Return the bytes of a step for each target."""
-    trainer = Trainer(step)
+    trainer = Trainer(make())
     return {name: _sizes(trainer, *TARGETS[name]) for name in TARGETS}
 
 
@@ -131,5 +115,13 @@ def loaded_bytes(path: Path) -> int:
     return sum(size for kind, flags, size in sections if flags & _ALLOCATED and kind != _NO_BYTES)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    rows=lambda args: NETWORKS,
+    measure=measured,
+    json="static_sizes.json",
+    head=lambda args: {
+        **facts("tvm"),
+        "libtvm_runtime": (Path(tvm.__file__).parent / "lib/libtvm_runtime.so").stat().st_size,
+    },
+    layout=named("steps"),
+)

@@ -1,30 +1,28 @@
-"""Measure the values of a processor's row, and print a row that is faster on this machine.
+"""Faster values of the processor's row in cpu/tuning.py, as a row of Python.
 
-``python benchmarks/tune.py`` takes the row of ``relax_grad/cpu/tuning.py`` that fits this machine.
-It changes one value at a time, and measures the kernels whose speed depends on it in turn with
-those of the row. The fastest other value replaces that of the row if it takes at most ``--gain`` of
-the time, in the geometric mean of the kernels' medians, in two measurements. The values after it
-are measured with it. In the end the program prints the row as Python.
-
-Names choose values: ``tune.py tiles prefetch.steps``. ``--list`` prints all of them with the
-candidates for this machine. Nothing else should run meanwhile.
+The row of ``relax_grad/cpu/tuning.py`` that fits this machine is the beginning. One value changes
+at a time, and the kernels whose speed depends on it are measured in turn with those of the row. The
+fastest other value replaces that of the row if it takes at most ``--gain`` of the time, in the
+geometric mean of the kernels' medians, in two measurements. The values after it are measured with
+it. In the end, the row is printed as Python. ``--candidates`` prints the candidates of each value.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import functools
 import math
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import _timing
 import numpy as np
 import tvm
+from _benchmark import Benchmark, Rows, processor
 from _contestants import difference, flat
-from _widths import median_ratio, prepare, target_of
-from measure import processor
-from rows import ROWS as BENCHMARK
+from _paired import median_ratio, prepared, target_of
+from rows import ROWS
 from tvm import relax
 
 from relax_grad.cpu import target as targets
@@ -183,11 +181,6 @@ VALUES = (
 )
 
 
-def chosen(names: Sequence[str]) -> list[Value]:
-    """Return the values whose names begin with one of the names; all of them without any."""
-    return [value for value in VALUES if str(value).startswith(tuple(names or [""]))]
-
-
 @contextlib.contextmanager
 def in_place_of(old: Tuning, row: Tuning) -> Iterator[None]:
     """Generate kernels with one row in place of another."""
@@ -211,7 +204,7 @@ class Kernels:
     def __init__(self, target: tvm.target.Target):
         self.target = target
         self.row = CPU.of(target).tuning
-        self._rows = {row.name: row for row in BENCHMARK}
+        self._rows = {row.name: row for row in ROWS}
         self._tensors: dict[str, list[tvm.runtime.Tensor]] = {}
         self._modules: dict[str, tvm.IRModule] = {}
         self._results: dict[str, list[np.ndarray]] = {}
@@ -240,36 +233,40 @@ class Kernels:
             results = flat(function(*tensors))
             error = difference(results, self._results.setdefault(name, results))
             if not error < 1e-3:
-                raise SystemExit(f"{name}: a result differs by {error:.1e} of the largest element")
+                raise ValueError(f"{name}: a result differs by {error:.1e} of the largest element")
             self._made[row, name] = lambda: function(*tensors)
         return self._made[row, name]
 
 
-def tuned(
-    kernels: Kernels, values: Sequence[Value], repeats: int, gain: float
-) -> tuple[Tuning, list[str]]:
-    """Return the row that is fastest, and a line for each value that differs from the row of this
-    machine."""
-    row, lines = kernels.row, []
-    for value in values:
-        print(f"{value} (now {_text(value.of(row))}):", end="", flush=True)
+class Search:
+    """The fastest row, one value after the other.
+
+    Parameters
+    ----------
+    kernels : Kernels
+        The kernels of rows of this machine.
+    """
+
+    def __init__(self, kernels: Kernels):
+        self.kernels, self.row = kernels, kernels.row
+
+    def measure(self, value: Value, repeats: int, gain: float) -> dict:
+        """Return the ratio of each candidate of a value, and the one that the row has from now
+        on."""
         ratios: dict[int, float] = {}
-        others = value.others(row)
-        for i, other in enumerate(others):
-            changed = value.set_in(row, other)
-            ratios[i] = kernels.ratio(row, changed, value.kernels, repeats)
-            print(f" {_text(other)} {ratios[i]:.3f}", end="", flush=True)
-        print()
+        others = value.others(self.row)
+        changed = [value.set_in(self.row, other) for other in others]
+        for i, row in enumerate(changed):
+            ratios[i] = self.kernels.ratio(self.row, row, value.kernels, repeats)
+        found = {_text(other): round(ratios[i], 3) for i, other in enumerate(others)}
+        figures = {"now": _text(value.of(self.row)), **found}
         best = min(ratios, key=ratios.__getitem__, default=None)
-        if best is None or ratios[best] > gain:
-            continue
-        changed = value.set_in(row, others[best])
-        again = kernels.ratio(row, changed, value.kernels, repeats)
-        print(f"  {_text(others[best])} once more: {again:.3f}", flush=True)
-        if again <= gain:
-            lines.append(f"{value}: {_text(value.of(row))} -> {_text(others[best])}, {again:.3f}")
-            row = changed
-    return row, lines
+        if best is not None and ratios[best] <= gain:
+            again = self.kernels.ratio(self.row, changed[best], value.kernels, repeats)
+            figures |= {"once more": round(again, 3)}
+            if again <= gain:
+                figures["new"], self.row = _text(others[best]), changed[best]
+        return figures
 
 
 def source_of(row: Tuning, base: Tuning, machine: str) -> str:
@@ -299,31 +296,39 @@ def _text(value: object) -> str:
     return repr(value)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the beginning of values' names")
-    parser.add_argument("--list", action="store_true", help="print the values and candidates")
-    parser.add_argument("--repeats", type=int, default=7, help="samples of each (default: 7)")
-    parser.add_argument(
-        "--gain", type=float, default=0.98, help="the share of the time to reach (default: 0.98)"
-    )
-    args = parser.parse_args()
-    values = chosen(args.names)
-    if not values:
-        parser.error(f"there is no value {', '.join(args.names)}; --list prints all of them")
-    kernels = Kernels(prepare("host", _THREADS))
-    print(f"{processor()}, for LLVM {target_of(None)}: the row {kernels.row.name!r}", flush=True)
-    if args.list:
-        for value in values:
-            others = ", ".join(map(_text, value.others(kernels.row)))
-            print(f"{value} = {_text(value.of(kernels.row))}; candidates: {others}")
-        return
-    row, lines = tuned(kernels, values, args.repeats, args.gain)
-    if not lines:
-        print(f"no other value takes at most {args.gain} of the time")
-        return
-    print(*lines, source_of(row, kernels.row, processor()), sep="\n")
+@functools.cache
+def _search() -> Search:
+    search = Search(Kernels(prepared(Namespace(vectors=None))))
+    print(f"{processor()}, for LLVM {target_of(None)}: the row {search.row.name!r}", flush=True)
+    return search
 
 
-if __name__ == "__main__":
-    main()
+def measured(value: Value, args: Namespace) -> dict:
+    """Return the ratios of a value's candidates."""
+    search = _search()
+    if args.candidates:
+        others = [_text(other) for other in value.others(search.row)]
+        return {"now": _text(value.of(search.row)), "candidates": others}
+    return search.measure(value, args.repeats, args.gain)
+
+
+def _summary(rows: Rows) -> str:
+    search = _search()
+    if search.row == search.kernels.row:
+        return "no other value is faster"
+    return source_of(search.row, search.kernels.row, processor())
+
+
+BENCHMARK = Benchmark(
+    rows=lambda args: {str(value): value for value in VALUES},
+    measure=measured,
+    summary=_summary,
+    options={
+        "--candidates": {"action": "store_true", "help": "print the candidates"},
+        "--gain": {
+            "type": float,
+            "default": 0.98,
+            "help": "the share of the time to reach (default: 0.98)",
+        },
+    },
+)

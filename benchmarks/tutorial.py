@@ -1,24 +1,21 @@
-"""Run the code of docs/tutorial.md, and draw its losses and its answers as SVG.
+"""Losses and answers of the code of docs/tutorial.md.
 
-``python benchmarks/tutorial.py`` writes docs/_measured/tutorial.json, tutorial_loss.svg and
-tutorial_digits.svg. ``--plot`` draws the pictures of the file again, and runs nothing. The run
-needs scikit-learn.
+The run needs scikit-learn.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import re
-from datetime import date
+from argparse import Namespace
 
-from _pages import for_both
-from chart import DARK, FOLDER, OTHERS, OURS, TEXT
+import numpy as np
+import tvm
+from _benchmark import MEASURED, Benchmark, Layout, facts
+from _charts import OTHERS, OURS, TEXT, picture
 
-PAGE = FOLDER.parent / "tutorial.md"
-SOURCE = FOLDER / "tutorial.json"
+PAGE = MEASURED.parent / "tutorial.md"
 
 #: The number of images in a row of the picture; the misread ones have a second row.
 COUNT = 10
@@ -27,12 +24,8 @@ _WIDTH, _LEFT, _TOP, _PLOT_WIDTH, _PLOT_HEIGHT = 640, 46, 30, 580, 200
 _PIXEL, _GAP = 6, 14
 
 
-def run() -> dict:
+def measured(_: str, args: Namespace) -> dict:
     """Run the blocks of the page as one program, and return what the pictures show."""
-    import numpy as np
-    import tvm
-    from measure import processor
-
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
     namespace: dict = {}
     printed = io.StringIO()
@@ -45,10 +38,6 @@ def run() -> dict:
     wrong = np.flatnonzero(answers != labels)
     shown = {"first": range(COUNT), "misread": wrong[:COUNT]}
     return {
-        "date": date.today().isoformat(),
-        "processor": processor(),
-        "tvm": tvm.__version__,
-        "numpy": np.__version__,
         "printed": printed.getvalue().splitlines(),
         "losses": [[round(loss, 4) for loss in losses] for losses in namespace["history"]],
         "misread": len(wrong),
@@ -102,7 +91,7 @@ def draw_loss(measured: dict) -> str:
             f"{mean:.3f}</text>"
         )
         start += len(epoch)
-    return _svg(parts, bottom + 28, "The loss of each batch of the tutorial")
+    return picture(parts, (_WIDTH, bottom + 28), 12, "The loss of each batch of the tutorial")
 
 
 def draw_digits(measured: dict) -> str:
@@ -138,39 +127,26 @@ def draw_digits(measured: dict) -> str:
                 f'<text x="{x + side / 2}" y="{y + side + 18}" text-anchor="middle">{answer}</text>'
             )
         y += side + 46
-    return _svg(parts, y - 16, "Digits of the tutorial with the answers of the network")
-
-
-def _svg(parts: list[str], height: int, label: str) -> str:
-    body = "\n".join(parts)
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-        f'height="{height}" font-family="sans-serif" font-size="12" fill="{TEXT}" role="img" '
-        f'aria-label="{label}">\n{body}\n</svg>\n'
+    return picture(
+        parts, (_WIDTH, y - 16), 12, "Digits of the tutorial with the answers of the network"
     )
-    return for_both(svg, DARK)
 
 
 #: The pictures, by the name in the file.
 PICTURES = {"loss": draw_loss, "digits": draw_digits}
 
 
-def written(measured: dict) -> str:
-    """Return the text of the file: a line for each epoch and each image."""
-    text = json.dumps(measured, indent=1)
-    return re.sub(r"\[[\d.,\s-]*\]", lambda match: re.sub(r"\s+", " ", match[0]), text) + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--plot", action="store_true", help="draw the pictures, and run nothing")
-    if not parser.parse_args().plot:
-        SOURCE.write_text(written(run()), "utf-8")
-    measured = json.loads(SOURCE.read_text("utf-8"))
+def _drawn(measured: dict) -> None:
     for name, draw in PICTURES.items():
-        (FOLDER / f"tutorial_{name}.svg").write_text(draw(measured), "utf-8")
-    print("\n".join(measured["printed"]))
+        (MEASURED / f"tutorial_{name}.svg").write_text(draw(measured), "utf-8")
+    print(*measured["printed"], sep="\n")
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    rows=lambda args: {"tutorial": "tutorial"},
+    measure=measured,
+    json="tutorial.json",
+    head=lambda args: facts("date", "processor", "tvm", "numpy"),
+    layout=Layout(lambda head, rows: {**head, **rows["tutorial"]}),
+    draw=_drawn,
+)

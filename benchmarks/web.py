@@ -1,36 +1,37 @@
-"""Measure training steps in Node and Chromium, beside TensorFlow.js, ONNX Runtime and PyTorch.
+"""Training in Node and Chromium beside other libraries, for docs/web_speed.md.
 
-``make bench-web`` fetches the peers into build/peers, measures five networks in one thread, and
-writes docs/_measured/web.json, from which docs/web_speed.md is built. It needs Node, clang and
-Chromium (``tests/support/tools.sh browser``) and takes five minutes on an idle machine.
+``make bench-web`` fetches the peers into build/peers, and measures five networks in one thread in
+five minutes on an idle machine. It needs Node, clang and Chromium (``tests/support/tools.sh
+browser``).
 
 ``--peers FOLDER`` names the folder with node_modules, and with onnxruntime-training-cpu 1.19.2 in
-``ort``, which writes what ONNX Runtime trains from. Peers that are missing are left out. WebGL and
-WebGPU run on the CPU here, by SwiftShader, where there is no GPU.
+``ort``, which writes the files that ONNX Runtime trains from. Peers that are missing are left out.
+WebGL and WebGPU run on the CPU here, by SwiftShader, where there is no GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
-import datetime
 import gzip
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import _browser
+import torch
+from _benchmark import HERE, Benchmark, Layout, Rows, facts, in_process
 from _small_models import PAGES, Small, cross_entropy
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+import relax_grad
+from relax_grad.frontend.torch import from_module
+from relax_grad.training import SGD, Trainer, train_step
 
 #: The columns: the name of the contestant, and what runs it.
 NODE = {"relax_grad, Node": "relax_grad", "TensorFlow.js wasm, Node": "wasm"}
@@ -52,70 +53,50 @@ CHROMIUM = {
 NATIVE = ("relax_grad, x86-64-v2", "PyTorch")
 
 
-def main() -> int:
-    args = _parser().parse_args()
-    for variable in ("OMP_NUM_THREADS", "TVM_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = "1"
-    networks = [network for network in PAGES if (args.only or "") in network.name]
-    if not networks:
-        raise SystemExit(f"no network contains {args.only!r}; there are {[n.name for n in PAGES]}")
+def measured(network: Small, args: Namespace) -> dict:
+    """Return the figures of a network: the times of all columns, and the size of its module."""
+    row: dict = {"name": network.name, "title": network.title, "batch": network.shape[0], "ms": {}}
     with tempfile.TemporaryDirectory() as directory:
-        measured = _measured(networks, Path(directory), args)
-    args.out.write_text(json.dumps(measured, indent=1) + "\n")
-    print(f"written to {args.out}")
-    return 0
-
-
-def _measured(networks: Sequence[Small], work: Path, args: argparse.Namespace) -> dict:
-    from importlib.metadata import version
-
-    from measure import processor
-    from scaling import _busy
-
-    measured: dict = {
-        "processor": processor(),
-        "machine": platform.machine(),
-        "date": datetime.date.today().isoformat(),
-        "busy": _busy(),
-        "node": subprocess.run(
-            ["node", "--version"], capture_output=True, text=True, check=True
-        ).stdout.strip(),
-        "tvm": version("apache-tvm"),
-        "torch": version("torch"),
-        "sizes": _peer_sizes(args.peers),
-        "rows": [
-            {"name": network.name, "title": network.title, "batch": network.shape[0], "ms": {}}
-            for network in networks
-        ],
-    }
-    rows = {row["name"]: row for row in measured["rows"]}
-    native: dict[str, list[Callable[[], object]]] = {}
-    for network in networks:
-        begin = time.monotonic()
-        rows[network.name]["wasm"], native[network.name] = _exported(network, work)
-        print(f"{network.name}: exported in {time.monotonic() - begin:.0f} s", flush=True)
-    if args.peers and (args.peers / "ort").is_dir():
-        _write_artifacts(networks, work, args.peers)
-    for _ in range(args.rounds):  # in turn, so that a slow minute does not hit one column
-        for network in networks:
-            row = rows[network.name]
-            for name, run in zip(NATIVE, native[network.name], strict=True):
+        work = Path(directory)
+        row["wasm"], native = _exported(network, work)
+        if args.peers and (args.peers / "ort").is_dir():
+            _write_artifacts(network, work, args.peers)
+        for _ in range(args.rounds):  # in turn, so that a slow minute does not hit one column
+            for name, run in zip(NATIVE, native, strict=True):
                 _note(row, name, {"least": _least(run, args.seconds)})
             for name, kind in NODE.items():
                 _note(row, name, _in_node(kind, network, work, args))
-    for network in networks:
         for name, kind in SLOW_NODE.items():
-            _note(rows[network.name], name, _in_node(kind, network, work, args))
-    for name, (kind, flags) in CHROMIUM.items():
-        _in_chromium(name, kind, flags, rows, networks, work, args, measured)
-    if "digits" in rows and _browser.CHROMIUM:
-        measured["first_step"] = _first_step(networks, work, args)
-    return measured
+            _note(row, name, _in_node(kind, network, work, args))
+        for name, (kind, flags) in CHROMIUM.items():
+            _in_chromium(name, kind, flags, row, network, work, args)
+        if network.name == "digits" and _browser.CHROMIUM:
+            row["first_step"] = _first_step(network, work, args)
+    return row
+
+
+def head(args: Namespace) -> dict:
+    """Return the machine, the versions, and the sizes of the peers."""
+    node = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
+    return {
+        **facts("processor", "machine", "date", "busy"),
+        "node": node.stdout.strip(),
+        **facts("tvm", "torch"),
+        "sizes": _peer_sizes(args.peers),
+    }
+
+
+def _packed(head: dict, rows: Rows) -> dict:
+    """Return the contents of the file: the version of Chromium and the first step of a page stand
+    beside the rows."""
+    shared = ("chromium", "first_step")
+    found = {key: row[key] for row in rows.values() for key in shared if key in row}
+    plain = [{k: v for k, v in row.items() if k not in shared} for row in rows.values()]
+    return {**head, "rows": plain, **found}
 
 
 def _note(row: dict, name: str, found: dict) -> None:
-    """Note the least milliseconds of a step, or the reason why there are none, and print both."""
-    print(f"{row['name']}, {name}: {found}", flush=True)
+    """Note the least milliseconds of a step, or the reason why there are none."""
     if "least" in found:
         known = row["ms"].get(name)
         row["ms"][name] = round(min(found["least"], known or found["least"]), 3)
@@ -130,13 +111,6 @@ def _note(row: dict, name: str, found: dict) -> None:
 def _exported(network: Small, work: Path) -> tuple[dict, list[Callable[[], object]]]:
     """Export a network for pages and for this machine; return the sizes of the module, and the runs
     of native steps."""
-    import torch
-
-    import relax_grad
-    from relax_grad.frontend.torch import from_module
-    from relax_grad.training import SGD, Trainer, train_step
-
-    torch.set_num_threads(1)
     inputs, targets = network.batch()
     imported = from_module(network.made(), (inputs,), loss=cross_entropy, targets=(targets,))
     target = relax_grad.target.x86_64("v2", 1)
@@ -157,7 +131,7 @@ def _exported(network: Small, work: Path) -> tuple[dict, list[Callable[[], objec
 
 def _native(folder: Path, arrays: dict) -> Callable[[], object]:
     """Return a step of the same C as in a page, with kernels for x86-64-v2."""
-    sys.path.append(str(ROOT / "tests" / "support"))
+    sys.path.append(str(HERE.parent / "tests" / "support"))
     import static_trainer
 
     own = static_trainer.StaticTrainer(static_trainer.built(folder))
@@ -173,8 +147,6 @@ def _native(folder: Path, arrays: dict) -> Callable[[], object]:
 
 
 def _torch(network: Small, inputs, targets) -> Callable[[], object]:
-    import torch
-
     made = network.made()
     optimizer = torch.optim.SGD(made.parameters(), 0.05)
 
@@ -208,7 +180,7 @@ def _described(network: Small) -> dict:
     }
 
 
-def _in_node(kind: str, network: Small, work: Path, args: argparse.Namespace) -> dict:
+def _in_node(kind: str, network: Small, work: Path, args: Namespace) -> dict:
     if kind != "relax_grad" and args.peers is None:
         return {"missing": "--peers"}
     text = json.dumps(_described(network))
@@ -224,7 +196,15 @@ def _in_node(kind: str, network: Small, work: Path, args: argparse.Namespace) ->
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _in_chromium(name, kind, flags, rows, networks, work, args, measured) -> None:
+def _in_chromium(
+    name: str,
+    kind: str,
+    flags: Sequence[str],
+    row: dict,
+    network: Small,
+    work: Path,
+    args: Namespace,
+) -> None:
     if _browser.CHROMIUM is None or (not name.startswith("relax_grad") and args.peers is None):
         return
     if kind == "onnxruntime" and not (work / "artifacts").is_dir():
@@ -232,19 +212,17 @@ def _in_chromium(name, kind, flags, rows, networks, work, args, measured) -> Non
     query = {
         "kind": kind,
         "seconds": str(args.seconds),
-        "networks": json.dumps(list(map(_described, networks))),
+        "networks": json.dumps([_described(network)]),
     }
     limit = 2 * args.limit + 10
     found = _browser.rows_of("page.html", query, _folders(work, args), limit, flags)
-    answered = {row["name"]: row for row in found if "name" in row}
-    general = next((row for row in found if "error" in row and "name" not in row), {})
-    for network in networks:
-        _note(rows[network.name], name, answered.get(network.name, general))
-    agents = [row["done"] for row in found if "done" in row]
-    measured.update({"chromium": agents[0]} if agents else {})
+    answers = [answer for answer in found if "error" in answer or "name" in answer]
+    _note(row, name, next(iter(answers), {}))
+    if "done" in found[-1]:
+        row["chromium"] = found[-1]["done"]
 
 
-def _folders(work: Path, args: argparse.Namespace) -> dict[str, Path]:
+def _folders(work: Path, args: Namespace) -> dict[str, Path]:
     modules = (args.peers or work) / "node_modules"
     return {
         "": HERE / "web",
@@ -254,10 +232,10 @@ def _folders(work: Path, args: argparse.Namespace) -> dict[str, Path]:
     }
 
 
-def _first_step(networks: Sequence[Small], work: Path, args: argparse.Namespace) -> dict:
+def _first_step(network: Small, work: Path, args: Namespace) -> dict:
     """Return the least milliseconds from the loaded script of a page to the end of its first step,
-    and those before it, of the digits CNN."""
-    query = {"networks": json.dumps([_described(n) for n in networks if n.name == "digits"])}
+    and those before it."""
+    query = {"networks": json.dumps([_described(network)])}
     best: dict = {}
     for _ in range(5):
         for row in _browser.rows_of("first_step.html", query, _folders(work, args), 60):
@@ -265,25 +243,26 @@ def _first_step(networks: Sequence[Small], work: Path, args: argparse.Namespace)
                 ms = round(row["first_step"] - row["loaded"], 1)
                 if ms < best.get("ms", float("inf")):
                     best = {"page_ms": round(row["loaded"], 1), "ms": ms}
-    print(f"first step: {best}", flush=True)
     return best
 
 
-def _write_artifacts(networks: Sequence[Small], work: Path, peers: Path) -> None:
-    """Write the networks as ONNX, and what ONNX Runtime trains from."""
-    import torch
+class _Rows(torch.nn.Module):
+    """A network whose classes are on the last axis of two."""
 
-    class Rows(torch.nn.Module):
-        def __init__(self, network: Small):
-            super().__init__()
-            self.network, self.classes = network.made(), network.classes
+    def __init__(self, network: Small):
+        super().__init__()
+        self.network, self.classes = network.made(), network.classes
 
-        def forward(self, x):
-            return self.network(x).reshape(-1, self.classes)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x).reshape(-1, self.classes)
 
-    def export(network: Small) -> None:
+
+def _write_artifacts(network: Small, work: Path, peers: Path) -> None:
+    """Write a network as ONNX, and the files that ONNX Runtime trains from."""
+    (work / "onnx").mkdir()
+    with contextlib.suppress(Exception):  # the page reports that the files are missing
         torch.onnx.export(
-            Rows(network) if network.tokens else network.made(),
+            _Rows(network) if network.tokens else network.made(),
             (network.batch()[0],),
             work / "onnx" / f"{network.name}.onnx",
             input_names=["input"],
@@ -293,19 +272,13 @@ def _write_artifacts(networks: Sequence[Small], work: Path, peers: Path) -> None
             do_constant_folding=False,
             training=torch.onnx.TrainingMode.TRAINING,
         )
-
-    (work / "onnx").mkdir()
-    for network in networks:
-        with contextlib.suppress(Exception):  # the page reports that the files are missing
-            export(network)
-    command = [sys.executable, HERE / "_artifacts.py", work / "onnx", work / "artifacts"]
-    environment = {**os.environ, "PYTHONPATH": str(peers.absolute() / "ort")}
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, timeout=180,
-        env=environment,
-    )  # fmt: skip
-    errors = [line for line in done.stderr.splitlines() if "Error" in line]
-    print("\n".join(errors), file=sys.stderr)
+    paths = os.pathsep.join([str(HERE), str(peers.absolute() / "ort")])
+    folders = str(work / "onnx"), str(work / "artifacts")
+    variables = {"PYTHONPATH": paths}
+    try:
+        in_process("_artifacts", "make", *folders, environment=variables, seconds=180)
+    except RuntimeError as error:
+        print(error)
 
 
 #: The files of the peers that a page loads.
@@ -336,16 +309,16 @@ def _peer_sizes(peers: Path | None) -> dict[str, dict[str, int]]:
     return sizes
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--peers", type=Path, help="a folder with node_modules")
-    parser.add_argument("--only", metavar="TEXT", help="a part of the name of a network")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of samples (default: 1)")
-    parser.add_argument("--rounds", type=int, default=2, help="of native and Node (default: 2)")
-    parser.add_argument("--limit", type=float, default=20.0, help="seconds for a slow peer's steps")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/_measured/web.json")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    rows=lambda args: {network.name: network for network in PAGES},
+    measure=measured,
+    json="web.json",
+    head=head,
+    layout=Layout(_packed),
+    seconds=1.0,
+    options={
+        "--peers": {"type": Path, "help": "a folder with node_modules"},
+        "--rounds": {"type": int, "default": 2, "help": "of native and Node (default: 2)"},
+        "--limit": {"type": float, "default": 20.0, "help": "seconds for a slow peer's steps"},
+    },
+)

@@ -1,43 +1,48 @@
-"""The time of a gradient through wrapped modules of PyTorch.
+"""Time of a gradient through wrapped modules of PyTorch, for docs/pytorch.md.
 
-``python benchmarks/wrap.py`` measures forward and backward, without an optimizer, in turn:
+Forward and backward run without an optimizer, in turn:
 
 - ``own``: one compiled function that returns the loss and all gradients, called with tensors of
   TVM;
 - ``within``: a wrapped module that returns the loss, and ``backward``;
-- ``outside``: a wrapped module with PyTorch's loss behind it, and ``backward``;
+- ``outside``: a wrapped module, PyTorch's loss after it, and ``backward``;
 - ``torch``: PyTorch without compilation.
 
-Every column after the first two gives the median ratio to ``own`` of paired samples, and in
-brackets that of the least times. PyTorch is measured before the first module is wrapped: from then
-on, its threads sleep between its operations.
+Every column after the first gives the median ratio to ``own`` of paired samples, and the ratio of
+the least times. Each row runs in a process of its own, with PyTorch before the first wrapped
+module: from then on, its threads sleep between its operations.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import os
+import copy
 import statistics
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
+import tvm
+from _benchmark import Benchmark, facts, in_process
+from _models import GPT, MLP
+from _paired import digits, median_ratio
+from _timing import measure
+from torch import nn
+from tvm import relax
 
-THREADS = 2
+import relax_grad
+from relax_grad.frontend.torch import from_module, wrap
 
 #: The largest difference from PyTorch, relative to the largest element.
 TOLERANCE = 1e-4
 
 
-def networks(nn) -> dict[str, tuple]:
+def networks() -> dict[str, tuple]:
     """Return a constructor, the shape of the inputs and the number of classes, by name; an int is a
     number of tokens."""
-    from _models import GPT
 
     class Words(GPT):
-        def forward(self, tokens):
-            x = self.norm(self.blocks(self.words(tokens) + self.places))
-            return self.head(x).flatten(0, 1)
+        forward = GPT.scores
 
     class Recurrent(nn.Module):
         def __init__(self):
@@ -47,11 +52,8 @@ def networks(nn) -> dict[str, tuple]:
         def forward(self, x):
             return self.head(self.cells(x)[0][:, -1])
 
-    def dense(*widths):
-        layers = []
-        for inputs, outputs in itertools.pairwise(widths):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        return lambda: nn.Sequential(*layers[:-1])
+    class Dense(MLP):
+        forward = MLP.scores
 
     def convolutional():
         layers, inputs = [], 3
@@ -62,8 +64,8 @@ def networks(nn) -> dict[str, tuple]:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 16, 10))
 
     return {
-        "MLP 784-256-10, batch 64": (dense(784, 256, 10), (64, 784), 10),
-        "MLP 784-1024-1024-10, batch 128": (dense(784, 1024, 1024, 10), (128, 784), 10),
+        "MLP 784-256-10, batch 64": (lambda: Dense(784, 256, 10), (64, 784), 10),
+        "MLP 784-1024-1024-10, batch 128": (lambda: Dense(784, 1024, 1024, 10), (128, 784), 10),
         "CNN with BatchNorm, 64x3x32x32": (convolutional, (64, 3, 32, 32), 10),
         "GPT, 2 layers, 96 wide, 4x64": (lambda: Words(512, 64, 96, 2), 512, 512),
         "LSTM, 32x32x64, 128 wide": (Recurrent, (32, 32, 64), 10),
@@ -75,14 +77,6 @@ def contestants(
 ) -> dict[str, Callable[[], object]]:
     """Return ``own`` and other functions to measure, by name; each returns the loss and the
     gradients."""
-    import torch
-    import tvm
-    from torch import nn
-    from tvm import relax
-
-    import relax_grad
-    from relax_grad.frontend.torch import from_module, wrap
-
     torch.manual_seed(0)
     plain = build()
     if isinstance(shape, int):
@@ -123,8 +117,6 @@ def contestants(
 
         return run
 
-    import copy
-
     whole = wrap(Loss(copy.deepcopy(plain)), (x, labels))
     body = wrap(copy.deepcopy(plain), (x,))
     ways = {
@@ -138,8 +130,6 @@ def contestants(
 
 def compare(functions: dict[str, Callable]) -> None:
     """Raise an error if the losses or the gradients of the contestants differ."""
-    import tvm
-
     results = {}
     for name, function in functions.items():
         loss, gradients = function()
@@ -154,39 +144,39 @@ def compare(functions: dict[str, Callable]) -> None:
             raise ValueError(f"{name} differs from {reference} by {error}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", metavar="TEXT", help="a part of the name of the rows")
-    parser.add_argument("--repeats", type=int, default=41, help="samples of each (default: 41)")
-    parser.add_argument("--seconds", type=float, default=40.0, help="stop a row after this time")
-    parser.add_argument("--threads", type=int, default=THREADS, help="of each (default: 2)")
-    arguments = parser.parse_args()
-    for variable in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
-        os.environ[variable] = str(arguments.threads)
-    import torch
-    from _timing import measure, raise_mmap_threshold
+def measured(row: tuple, args: Namespace) -> dict:
+    """Return the time of ``own``, and for each other way the ratio to it and that of the least
+    times.
 
-    torch.set_num_threads(arguments.threads)
-    raise_mmap_threshold()
-    chosen = {k: v for k, v in networks(torch.nn).items() if arguments.only in k}
-
-    def measured(name: str, others: Sequence[str]) -> dict[str, list[float]]:
-        functions = contestants(others, *chosen[name])
+    PyTorch is measured before the first module of this row is wrapped.
+    """
+    found: dict = {}
+    for others in (["torch"], ["within", "outside"]):
+        functions = contestants(others, *row)
         compare(functions)
-        return measure(functions, arguments.repeats, arguments.seconds, threads=arguments.threads)
-
-    plain = {name: measured(name, ["torch"]) for name in chosen}
-    print(f"{'network':<34}{'own us':>9}{'within':>15}{'outside':>15}{'torch':>15}")
-    for name in chosen:
-        samples = measured(name, ["within", "outside"])
-        line = f"{name:<34}{statistics.median(samples['own']) * 1e6:>9.0f}"
-        for times, column in ((samples, "within"), (samples, "outside"), (plain[name], "torch")):
-            pairs = zip(times[column], times["own"], strict=True)
-            ratio = statistics.median(a / b for a, b in pairs)
-            least = min(times[column]) / min(times["own"])
-            line += f"{ratio:>8.2f} ({least:.2f})"
-        print(line, flush=True)
+        threads = facts("threads")["threads"]
+        samples = measure(functions, args.repeats, args.seconds, threads=threads)
+        own = samples["own"]
+        found["own_us"] = round(statistics.median(own) * 1e6)
+        for name in others:
+            ratios = [median_ratio(samples[name], own), digits(min(samples[name]) / min(own))]
+            found[name] = ratios
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def in_own_process(name: str, args: Namespace) -> dict:
+    """Return the figures of a row: PyTorch's threads sleep between its operations in a process that
+    has wrapped a module."""
+    return in_process("wrap", "_of", name, args.repeats, args.seconds)
+
+
+def _of(name: str, repeats: int, seconds: float) -> dict:
+    return measured(networks()[name], Namespace(repeats=repeats, seconds=seconds))
+
+
+BENCHMARK = Benchmark(
+    rows=lambda args: {name: name for name in networks()},
+    measure=in_own_process,
+    repeats=41,
+    seconds=40.0,
+)

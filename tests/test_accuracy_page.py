@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -15,8 +15,9 @@ from relax_grad.testing.check import TOLERANCES
 from relax_grad.testing.samples import sampled_operators
 
 ROOT = Path(__file__).parents[1]
-MEASURED = json.loads((ROOT / "docs" / "_measured" / "accuracy.json").read_text())
-ERRORS = MEASURED["errors"]
+FOLDER = ROOT / "docs" / "_measured"
+ERRORS = json.loads((FOLDER / "accuracy.json").read_text())["errors"]
+HALVES = json.loads((FOLDER / "half_accuracy.json").read_text())["errors"]
 
 #: Factor by which an error on another processor may exceed the error on the page, and the error
 #: that counts as none, in epsilons.
@@ -28,14 +29,9 @@ HALF_FACTOR = 1.5
 
 @pytest.fixture(scope="module")
 def accuracy():
-    """Return the module of the program that measures."""
+    """Return the benchmark that measures."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    path = ROOT / "benchmarks" / "accuracy.py"
-    spec = importlib.util.spec_from_file_location("accuracy", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accuracy"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("accuracy")
 
 
 def test_every_operator_is_on_the_page():
@@ -70,16 +66,15 @@ def test_a_gradient_that_is_wrong_has_an_error(accuracy):
 
 
 def test_kernels_in_half_precision_have_the_errors_on_the_page(accuracy, torch):
-    import _half_kernels as half
+    import half_accuracy as half
 
-    stored = MEASURED["kernels"]["errors"]
     assert {family: list(cases) for family, cases in half.CASES.items()} == {
-        family: list(cases) for family, cases in stored.items()
-    }, "measure them: python benchmarks/accuracy.py --kernels"
+        family: list(cases) for family, cases in HALVES.items()
+    }, "measure them: python benchmarks/run.py half_accuracy --json"
     for family, name in (("products", "batch of products"), ("softmax", "softmax, 256x500")):
         for dtype in half.DTYPES:
             errors = half.measure(half.CASES[family][name], dtype)["relax_grad"]
-            on_page = stored[family][name][dtype]["relax_grad"]
+            on_page = HALVES[family][name][dtype]["relax_grad"]
             for kind, error in errors.items():
                 assert error <= FACTOR * on_page[kind], (name, dtype, kind)
 
@@ -87,7 +82,7 @@ def test_kernels_in_half_precision_have_the_errors_on_the_page(accuracy, torch):
 def test_no_kernel_in_half_precision_is_less_accurate_than_pytorch():
     worse = {
         (family, name, dtype, kind): (error, libraries["torch"][kind])
-        for family, cases in MEASURED["kernels"]["errors"].items()
+        for family, cases in HALVES.items()
         for name, dtypes in cases.items()
         for dtype, libraries in dtypes.items()
         for kind, error in libraries["relax_grad"].items()
@@ -100,7 +95,7 @@ def test_no_kernel_in_half_precision_is_less_accurate_than_pytorch():
 @pytest.mark.parametrize("family", ["products", "convolutions", "attention", "recurrent"])
 def test_tiles_are_no_less_accurate_than_pytorch(accuracy, torch, family):
     """Kernels for a processor with tiles (AMX)."""
-    import _half_kernels as half
+    import half_accuracy as half
 
     target = of_halves("amx")
     for name, case in half.CASES[family].items():
@@ -111,11 +106,13 @@ def test_tiles_are_no_less_accurate_than_pytorch(accuracy, torch, family):
 
 def test_the_figure_is_drawn_from_the_errors(accuracy, tmp_path):
     matplotlib = pytest.importorskip("matplotlib", reason="matplotlib draws the figure")
-    kept = (ROOT / "docs" / "_measured" / "accuracy.svg").read_text()
+    import _figures
+
+    kept = (FOLDER / "accuracy.svg").read_text()
     if f"Matplotlib v{matplotlib.__version__}," not in kept:
         pytest.skip("another version of matplotlib drew the figure of the page")
-    accuracy.draw({"errors": ERRORS}, tmp_path)
+    _figures.draw_accuracy({"errors": ERRORS}, tmp_path)
     page = (ROOT / "docs" / "accuracy.md").read_text()
     assert "```{chart} accuracy\n" in page
     drawn = (tmp_path / "accuracy.svg").read_text()
-    assert drawn == kept, "python benchmarks/accuracy.py --plot"
+    assert drawn == kept, "python benchmarks/run.py accuracy --draw"

@@ -1,4 +1,4 @@
-"""A row of the benchmark: a computation in Relax, PyTorch and JAX, with its inputs."""
+"""A row of the benchmark: a computation in Relax and PyTorch, with its inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Input = tuple[int, ...] | Callable[[np.random.Generator, list[np.ndarray]], np.n
 
 @dataclass(frozen=True)
 class Row:
-    """A computation in Relax, PyTorch and JAX, with its inputs.
+    """A computation in Relax and PyTorch, with its inputs.
 
     Attributes
     ----------
@@ -34,12 +34,10 @@ class Row:
         Takes a block builder and a variable for each input, and returns an expression.
     torch : Callable
         Takes a tensor for each input.
-    jax : Callable, optional
-        Takes the module ``jax`` and an array for each input.
     wrt : Sequence[int]
-        The inputs whose gradients the row returns in Relax and JAX. If there are any, ``relax`` and
-        ``jax`` are the forward computation, and the last input is the gradient with respect to its
-        result, which they do not take.
+        The inputs whose gradients the row returns in Relax. If there are any, ``relax`` is the
+        forward computation, and the last input is the gradient with respect to its result, which
+        ``relax`` does not take.
     keeps_result : bool
         Whether a row with ``wrt`` returns the result of the forward computation before the
         gradients.
@@ -51,8 +49,7 @@ class Row:
         Whether each framework draws random numbers of its own, so that their results differ.
     replaced : Sequence[int]
         The inputs that the results replace in place, in the order of the results, which are a
-        tuple: as ``train_step`` updates parameters, and PyTorch's optimizers do. JAX has new
-        results.
+        tuple: as ``train_step`` updates parameters, and PyTorch's optimizers do.
     """
 
     group: str
@@ -60,7 +57,6 @@ class Row:
     inputs: Sequence[Input]
     relax: Callable[..., relax.Expr]
     torch: Callable
-    jax: Callable | None = None
     wrt: Sequence[int] = ()
     keeps_result: bool = False
     symbolic: Sequence[int] = ()
@@ -108,26 +104,6 @@ class Row:
             product = _second(product)
         module = tvm.IRModule({"main": product.with_attr("global_symbol", "main")})
         return relax.transform.DeadCodeElimination(["main"])(module)
-
-    def in_jax(self, jax) -> Callable:
-        """Return the row as a JAX function of arrays, before compilation."""
-        if not self.wrt:
-            return lambda *arrays: self.jax(jax, *arrays)
-
-        def gradients(*arrays):
-            *known, output_grad = arrays
-
-            def forward(*chosen):
-                operands = list(known)
-                for i, value in zip(self.wrt, chosen, strict=True):
-                    operands[i] = value
-                return self.jax(jax, *operands)
-
-            result, transposed = jax.vjp(forward, *(known[i] for i in self.wrt))
-            grads = transposed(output_grad)
-            return (result, grads) if self.keeps_result else grads
-
-        return gradients
 
 
 _BATCH = tvm.tirx.Var("batch", "int64")
@@ -193,8 +169,3 @@ def with_gradients(forward: Callable, *wrt: int) -> Callable:
             return result, torch.autograd.grad(result, wanted, output_grad)
 
     return run
-
-
-def pulled_back(forward: Callable, jax, output_grad, *primals):
-    """Return the gradients of a JAX function with respect to each of its inputs."""
-    return jax.vjp(lambda *values: forward(jax, *values), *primals)[1](output_grad)

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 _HIDDEN = (4, 256, 3072)
 
 
-def _rows(name: str, in_relax: Callable, in_torch: Callable, backward: Callable, jax) -> list[Row]:
+def _rows(name: str, in_relax: Callable, in_torch: Callable, backward: Callable) -> list[Row]:
     """Return the rows of an activation and of its gradient; ``backward`` takes the output gradient
     and the input."""
 
@@ -23,40 +23,26 @@ def _rows(name: str, in_relax: Callable, in_torch: Callable, backward: Callable,
         return in_relax(x)
 
     return [
-        Row("memory", f"{name} 4x256x3072", [_HIDDEN], forward, in_torch, jax),
+        Row("memory", f"{name} 4x256x3072", [_HIDDEN], forward, in_torch),
         Row(
             "memory",
             f"{name}, gradient 4x256x3072",
             [_HIDDEN, _HIDDEN],
             forward,
             lambda x, dy: backward(dy, x),
-            jax,
             wrt=(0,),
         ),
     ]
 
 
 ROWS = [
-    *_rows(
-        "gelu",
-        relax.op.nn.gelu,
-        F.gelu,
-        aten.gelu_backward,
-        lambda jax, x: jax.nn.gelu(x, approximate=False),
-    ),
+    *_rows("gelu", relax.op.nn.gelu, F.gelu, aten.gelu_backward),
     *_rows(
         "gelu by tanh",
         relax.op.nn.gelu_tanh,
         lambda x: F.gelu(x, approximate="tanh"),
         lambda dy, x: aten.gelu_backward(dy, x, approximate="tanh"),
-        lambda jax, x: jax.nn.gelu(x, approximate=True),
     ),
-    *_rows("silu", relax.op.nn.silu, F.silu, aten.silu_backward, lambda jax, x: jax.nn.silu(x)),
-    *_rows(
-        "relu",
-        relax.op.nn.relu,
-        torch.relu,
-        lambda dy, x: aten.threshold_backward(dy, x, 0),
-        lambda jax, x: jax.nn.relu(x),
-    ),
+    *_rows("silu", relax.op.nn.silu, F.silu, aten.silu_backward),
+    *_rows("relu", relax.op.nn.relu, torch.relu, lambda dy, x: aten.threshold_backward(dy, x, 0)),
 ]

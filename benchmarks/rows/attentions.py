@@ -50,21 +50,12 @@ def rows(
     def in_torch(*tensors):
         q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
         attended = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            dropout_p=rate or 0.0,
-            is_causal=is_causal,
-            enable_gqa=key_heads is not None,
+            q, k, v, dropout_p=rate or 0.0, is_causal=is_causal, enable_gqa=key_heads is not None
         )
         return attended.transpose(1, 2)
 
-    def in_jax(jax, q, k, v):
-        return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal)
-
     name = f"attention{', causal' if is_causal else ''}"
     name += "" if rate is None else f", dropout {rate}"
-    jax = in_jax if rate is None else None  # JAX's attention has no dropout
     size = "x".join(map(str, sizes)) + ("" if key_heads is None else f", {key_heads} of keys")
     return [
         Row(
@@ -73,7 +64,6 @@ def rows(
             [sizes, keys, keys],
             in_relax,
             in_torch,
-            jax,
             is_random=bool(rate),
         ),
         Row(
@@ -82,7 +72,6 @@ def rows(
             [sizes, keys, keys, sizes],
             in_relax,
             with_gradients(in_torch, 0, 1, 2),
-            jax,
             wrt=(0, 1, 2),
             keeps_result=True,
             is_random=bool(rate),

@@ -71,7 +71,6 @@ class Conv:
         backward_weight = getattr(grad, f"conv{rank}d_backward_weight")
         empty_x, empty_w = torch.empty(1).expand(x), torch.empty(1).expand(w)
         flops = 2 * prod(y) * prod(w[1:])
-        jax_data, jax_weight = self._jax_gradients(x, w)
         return [
             Row(
                 "conv",
@@ -79,7 +78,6 @@ class Conv:
                 [x, w],
                 lambda _, data, weight: forward(data, weight, **how),
                 self._in_torch,
-                self._in_jax,
                 flops=flops,
             ),
             Row(
@@ -90,7 +88,6 @@ class Conv:
                     output_grad, [output_grad.ty.shape[0], *x[1:]], weight, **how
                 ),
                 lambda output_grad, weight: self._torch_gradient(0, output_grad, empty_x, weight),
-                jax_data,
                 flops=flops,
             ),
             Row(
@@ -99,7 +96,6 @@ class Conv:
                 [y, x],
                 lambda _, output_grad, data: backward_weight(output_grad, data, w, **how),
                 lambda output_grad, data: self._torch_gradient(1, output_grad, data, empty_w),
-                jax_weight,
                 flops=flops,
             ),
         ]
@@ -110,70 +106,26 @@ class Conv:
 
     def _torch_gradient(self, which: int, output_grad, data, weight):
         rank = self.rank
+        how = [self.stride] * rank, [self.padding] * rank, [self.dilation] * rank
+        wanted = [which == 0, which == 1, False]
         return torch.ops.aten.convolution_backward(
-            output_grad,
-            data,
-            weight,
-            None,
-            [self.stride] * rank,
-            [self.padding] * rank,
-            [self.dilation] * rank,
-            False,
-            [0] * rank,
-            self.groups,
-            [which == 0, which == 1, False],
+            output_grad, data, weight, None, *how, False, [0] * rank, self.groups, wanted
         )[which]
-
-    def _in_jax(self, jax, data, weight):
-        return jax.lax.conv_general_dilated(
-            data,
-            weight,
-            [self.stride] * self.rank,
-            [(self.padding,) * 2] * self.rank,
-            rhs_dilation=[self.dilation] * self.rank,
-            feature_group_count=self.groups,
-        )
-
-    def _jax_gradients(self, x: tuple[int, ...], w: tuple[int, ...]):
-        def of_data(jax, output_grad, weight):
-            zeros = jax.numpy.zeros(x)
-            return jax.vjp(lambda data: self._in_jax(jax, data, weight), zeros)[1](output_grad)[0]
-
-        def of_weight(jax, output_grad, data):
-            zeros = jax.numpy.zeros(w)
-            return jax.vjp(lambda weight: self._in_jax(jax, data, weight), zeros)[1](output_grad)[0]
-
-        return of_data, of_weight
 
 
 _DEVELOPED = [
-    Conv(8, 3, 224, 64, 7, 2),
-    Conv(8, 64, 56, 64, 3),
-    Conv(8, 128, 28, 128, 3),
-    Conv(8, 256, 14, 256, 3),
-    Conv(8, 512, 7, 512, 3),
+    *(Conv(8, 3, 224, 64, 7, 2), Conv(8, 64, 56, 64, 3), Conv(8, 128, 28, 128, 3)),
+    *(Conv(8, 256, 14, 256, 3), Conv(8, 512, 7, 512, 3)),
 ]
 
 _RESNET50 = [
     Conv(8, channels, size, filters, kernel, stride)
     for channels, size, filters, kernel, stride in [
-        (64, 56, 64, 1, 1),
-        (64, 56, 256, 1, 1),
-        (256, 56, 64, 1, 1),
-        (256, 56, 128, 1, 1),
-        (128, 56, 128, 3, 2),
-        (128, 28, 512, 1, 1),
-        (256, 56, 512, 1, 2),
-        (512, 28, 128, 1, 1),
-        (512, 28, 256, 1, 1),
-        (256, 28, 256, 3, 2),
-        (256, 14, 1024, 1, 1),
-        (512, 28, 1024, 1, 2),
-        (1024, 14, 256, 1, 1),
-        (1024, 14, 512, 1, 1),
-        (512, 14, 512, 3, 2),
-        (512, 7, 2048, 1, 1),
-        (1024, 14, 2048, 1, 2),
+        *((64, 56, 64, 1, 1), (64, 56, 256, 1, 1), (256, 56, 64, 1, 1), (256, 56, 128, 1, 1)),
+        *((128, 56, 128, 3, 2), (128, 28, 512, 1, 1), (256, 56, 512, 1, 2), (512, 28, 128, 1, 1)),
+        *((512, 28, 256, 1, 1), (256, 28, 256, 3, 2), (256, 14, 1024, 1, 1)),
+        *((512, 28, 1024, 1, 2), (1024, 14, 256, 1, 1), (1024, 14, 512, 1, 1)),
+        *((512, 14, 512, 3, 2), (512, 7, 2048, 1, 1), (1024, 14, 2048, 1, 2)),
         (2048, 7, 512, 1, 1),
     ]
 ]
@@ -181,16 +133,8 @@ _RESNET50 = [
 _MOBILENET_V2 = [
     Conv(8, channels, size, channels, 3, stride, channels)
     for channels, size, stride in [
-        (32, 112, 1),
-        (96, 112, 2),
-        (144, 56, 1),
-        (144, 56, 2),
-        (192, 28, 1),
-        (192, 28, 2),
-        (384, 14, 1),
-        (576, 14, 1),
-        (576, 14, 2),
-        (960, 7, 1),
+        *((32, 112, 1), (96, 112, 2), (144, 56, 1), (144, 56, 2), (192, 28, 1)),
+        *((192, 28, 2), (384, 14, 1), (576, 14, 1), (576, 14, 2), (960, 7, 1)),
     ]
 ]
 

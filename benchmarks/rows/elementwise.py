@@ -50,13 +50,6 @@ def _torch_adam(p, g, first, second):
     return p, first, second
 
 
-def _jax_adam(jax, p, g, first, second):
-    first = _BETAS[0] * first + (1 - _BETAS[0]) * g
-    second = _BETAS[1] * second + (1 - _BETAS[1]) * g * g
-    mean, square = first / (1 - _BETAS[0]), second / (1 - _BETAS[1])
-    return p - _RATE * mean / (jax.numpy.sqrt(square) + _EPSILON), first, second
-
-
 def _momentum(bb, p, g, velocity):
     return _update(bb, MomentumSGD(_RATE, _MOMENTUM), p, g, [relax.const(0, "int64"), velocity])
 
@@ -71,11 +64,6 @@ def _torch_momentum(p, g, velocity):
     return p, velocity
 
 
-def _jax_momentum(_jax, p, g, velocity):
-    velocity = _MOMENTUM * velocity + g
-    return p - _RATE * velocity, velocity
-
-
 def _small(rng, _known):
     # A parameter that is updated in place thousands of times stays finite.
     return normal(rng, _PARAMETER) * 1e-3
@@ -88,7 +76,6 @@ ROWS = [
         [_IMAGE, _IMAGE],
         lambda bb, x, y: relax.op.nn.relu(bb.emit(relax.op.add(x, y))),
         lambda x, y: torch.relu(x + y),
-        lambda jax, x, y: jax.nn.relu(x + y),
     ),
     Row(
         "memory",
@@ -96,7 +83,6 @@ ROWS = [
         [_IMAGE],
         lambda _, x: relax.op.permute_dims(x, [0, 2, 3, 1]),
         lambda x: x.permute(0, 2, 3, 1).contiguous(),
-        lambda jax, x: jax.numpy.transpose(x, (0, 2, 3, 1)),
     ),
     Row(
         "memory",
@@ -104,7 +90,6 @@ ROWS = [
         [_PARAMETER, _small],
         lambda bb, p, g: _update(bb, SGD(_RATE), p, g, [relax.const(0, "int64")]),
         _torch_sgd,
-        lambda _jax, p, g: (p - _RATE * g,),
         replaced=(0,),
     ),
     Row(
@@ -113,7 +98,6 @@ ROWS = [
         [_PARAMETER, _small, _PARAMETER],
         _momentum,
         _torch_momentum,
-        _jax_momentum,
         replaced=(0, 2),
     ),
     Row(
@@ -122,7 +106,6 @@ ROWS = [
         [_PARAMETER, _small, _PARAMETER, positive(*_PARAMETER)],
         _adam,
         _torch_adam,
-        _jax_adam,
         replaced=(0, 2, 3),
     ),
 ]

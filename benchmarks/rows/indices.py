@@ -15,10 +15,6 @@ _WORDS, _WIDTH, _TOKENS = 30000, 768, 4096
 _DATA, _PICKED = (4096, 1024), (1024, 1024)
 
 
-def _added(jax, data, places, values):
-    return data.at[places, jax.numpy.arange(data.shape[1])].add(values)
-
-
 ROWS = [
     Row(
         "memory",
@@ -26,7 +22,6 @@ ROWS = [
         [(_WORDS, _WIDTH), integers(_WORDS, 4, 256)],
         lambda _, table, tokens: relax.op.take(table, tokens, axis=0, mode="fast"),
         lambda table, tokens: F.embedding(tokens, table),
-        lambda _jax, table, tokens: table[tokens],
     ),
     Row(
         "memory",
@@ -34,7 +29,6 @@ ROWS = [
         [(_TOKENS, _WIDTH), (_WORDS, _WIDTH), integers(_WORDS, _TOKENS)],
         lambda _, dy, table, tokens: grad.take_backward(dy, table, tokens, axis=0),
         lambda dy, table, tokens: aten.embedding_dense_backward(dy, tokens, _WORDS, -1, False),
-        lambda jax, dy, table, tokens: jax.numpy.zeros_like(table).at[tokens].add(dy),
     ),
     Row(
         "memory",
@@ -42,7 +36,6 @@ ROWS = [
         [_DATA, integers(_DATA[0], *_PICKED), _PICKED],
         lambda _, data, places, values: relax.op.scatter_elements(data, places, values, 0, "add"),
         lambda data, places, values: torch.scatter_add(data, 0, places, values),
-        _added,
     ),
     Row(
         "memory",
@@ -50,7 +43,6 @@ ROWS = [
         [_DATA, integers(_DATA[0], *_PICKED)],
         lambda _, data, places: relax.op.gather_elements(data, places, 0),
         lambda data, places: torch.gather(data, 0, places),
-        lambda jax, data, places: jax.numpy.take_along_axis(data, places, 0),
     ),
     Row(
         "memory",
@@ -58,6 +50,5 @@ ROWS = [
         [_PICKED, integers(_DATA[0], *_PICKED)],
         lambda _, dy, places: grad.gather_elements_backward_data(dy, _DATA, places, 0),
         lambda dy, places: torch.zeros(_DATA).scatter_add_(0, places, dy),
-        lambda jax, dy, places: _added(jax, jax.numpy.zeros(_DATA), places, dy),
     ),
 ]

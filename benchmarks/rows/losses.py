@@ -25,37 +25,20 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def _softmax_gradient(y, dy):
-    return y * (dy - (dy * y).sum(-1, keepdims=True))
-
-
 def _cross_entropy(bb, logits, labels):
     return relax.op.nn.nll_loss(bb.emit(relax.op.nn.log_softmax(logits)), labels)
-
-
-def _jax_cross_entropy(jax, logits, labels):
-    picked = jax.numpy.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
-    return -picked.mean()
 
 
 def _cross_entropies(rows: int, classes: int) -> list[Row]:
     inputs = [(rows, classes), integers(classes, rows)]
     return [
-        Row(
-            "memory",
-            f"cross-entropy {rows}x{classes}",
-            inputs,
-            _cross_entropy,
-            F.cross_entropy,
-            _jax_cross_entropy,
-        ),
+        Row("memory", f"cross-entropy {rows}x{classes}", inputs, _cross_entropy, F.cross_entropy),
         Row(
             "memory",
             f"cross-entropy and gradient {rows}x{classes}",
             [*inputs, ()],
             _cross_entropy,
             with_gradients(F.cross_entropy, 0),
-            _jax_cross_entropy,
             wrt=(0,),
             keeps_result=True,
         ),
@@ -69,7 +52,6 @@ ROWS = [
         [_SCORES],
         lambda _, x: relax.op.nn.softmax(x),
         lambda x: torch.softmax(x, -1),
-        lambda jax, x: jax.nn.softmax(x),
     ),
     Row(
         "memory",
@@ -77,7 +59,6 @@ ROWS = [
         [_SCORES, derived(_softmax)],
         lambda _, dy, y: grad.softmax_backward(dy, y),
         lambda dy, y: aten._softmax_backward_data(dy, y, -1, torch.float32),
-        lambda _jax, dy, y: _softmax_gradient(y, dy),
     ),
     Row(
         "memory",
@@ -85,7 +66,6 @@ ROWS = [
         [_LOGITS],
         lambda _, x: relax.op.nn.log_softmax(x),
         lambda x: torch.log_softmax(x, -1),
-        lambda jax, x: jax.nn.log_softmax(x),
     ),
     Row(
         "memory",
@@ -93,7 +73,6 @@ ROWS = [
         [_LOGITS, derived(_log_softmax)],
         lambda _, dy, y: grad.log_softmax_backward(dy, y),
         lambda dy, y: aten._log_softmax_backward_data(dy, y, -1, torch.float32),
-        lambda jax, dy, y: dy - jax.numpy.exp(y) * dy.sum(-1, keepdims=True),
     ),
     *_cross_entropies(1024, 50257),
     *_cross_entropies(64, 10),

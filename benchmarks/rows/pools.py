@@ -12,12 +12,6 @@ from ._form import Row
 aten = torch.ops.aten
 
 
-def _windows(kernel: int, stride: int, padding: int) -> dict:
-    around = [(0, 0), (0, 0), (padding, padding), (padding, padding)]
-    sizes = {"window_dimensions": (1, 1, kernel, kernel), "window_strides": (1, 1, stride, stride)}
-    return {**sizes, "padding": around}
-
-
 def _max_pool(data: tuple[int, ...], kernel: int, stride: int, padding: int) -> list[Row]:
     how = {"pool_size": [kernel] * 2, "strides": [stride] * 2, "padding": [padding] * 2}
     batch, channels, size, _ = data
@@ -28,10 +22,6 @@ def _max_pool(data: tuple[int, ...], kernel: int, stride: int, padding: int) -> 
         x = torch.from_numpy(known[1])
         return F.max_pool2d(x, kernel, stride, padding, return_indices=True)[1].numpy()
 
-    def in_jax(jax, x):
-        windows = _windows(kernel, stride, padding)
-        return jax.lax.reduce_window(x, -jax.numpy.inf, jax.lax.max, **windows)
-
     name = f"{batch}x{channels}x{size}², {kernel}x{kernel}, stride {stride}"
     return [
         Row(
@@ -40,7 +30,6 @@ def _max_pool(data: tuple[int, ...], kernel: int, stride: int, padding: int) -> 
             [data],
             lambda _, x: relax.op.nn.max_pool2d(x, **how),
             lambda x: F.max_pool2d(x, kernel, stride, padding),
-            in_jax,
         ),
         Row(
             "memory",
@@ -50,7 +39,6 @@ def _max_pool(data: tuple[int, ...], kernel: int, stride: int, padding: int) -> 
             lambda dy, x, places: aten.max_pool2d_with_indices_backward(
                 dy, x, [kernel] * 2, [stride] * 2, [padding] * 2, [1, 1], False, places
             ),
-            lambda jax, dy, x, _places: jax.vjp(lambda value: in_jax(jax, value), x)[1](dy)[0],
         ),
     ]
 
@@ -60,10 +48,6 @@ def _avg_pool(data: tuple[int, ...], kernel: int, stride: int) -> list[Row]:
     batch, channels, size, _ = data
     out = (size - kernel) // stride + 1
 
-    def in_jax(jax, x):
-        sums = jax.lax.reduce_window(x, 0.0, jax.lax.add, **_windows(kernel, stride, 0))
-        return sums / kernel**2
-
     name = f"{batch}x{channels}x{size}², {kernel}x{kernel}, stride {stride}"
     return [
         Row(
@@ -72,7 +56,6 @@ def _avg_pool(data: tuple[int, ...], kernel: int, stride: int) -> list[Row]:
             [data],
             lambda _, x: relax.op.nn.avg_pool2d(x, **how),
             lambda x: F.avg_pool2d(x, kernel, stride),
-            in_jax,
         ),
         Row(
             "memory",
@@ -82,7 +65,6 @@ def _avg_pool(data: tuple[int, ...], kernel: int, stride: int) -> list[Row]:
             lambda dy, x: aten.avg_pool2d_backward(
                 dy, x, [kernel] * 2, [stride] * 2, [0, 0], False, True, None
             ),
-            lambda jax, dy, x: jax.vjp(lambda value: in_jax(jax, value), x)[1](dy)[0],
         ),
     ]
 

@@ -112,15 +112,14 @@ class Errors(Measured):
 class HalfErrors(Measured):
     """The table of the errors of kernels in half precision, beside PyTorch's in the same dtype."""
 
-    file = "accuracy.json"
+    file = "half_accuracy.json"
 
     def lines(self, measured):
-        kernels = measured["kernels"]
-        about = kernels["about"]
+        about = measured["about"]
         yield from [f"Measured on {about['processor']}, with PyTorch {about['torch']}:", ""]
         yield "| kernels | call | dtype | result | PyTorch's | gradients | PyTorch's |"
         yield "|---|---|---|---|---|---|---|"
-        for family, calls in kernels["errors"].items():
+        for family, calls in measured["errors"].items():
             rows = [(call, dtype, e) for call, found in calls.items() for dtype, e in found.items()]
             for number, (call, dtype, errors) in enumerate(rows):
                 shown = [
@@ -149,43 +148,37 @@ class Versions(Measured):
 class HalfSteps(Measured):
     """The table of training steps in float32 and in bfloat16, beside PyTorch's."""
 
-    file = "half_steps.json"
+    file = "half.json"
 
     def lines(self, measured):
-        columns = list(measured["rows"][0]["ms"])
-        yield f"Least milliseconds of a step on {measured['processor']} (`{measured['target']}`), "
-        yield f"{measured['threads']} threads, PyTorch {measured['torch']}, {measured['date']}:"
-        yield ""
-        yield f"| step | {' | '.join(columns)} |"
-        yield f"|---|{'---:|' * len(columns)}"
-        for row in measured["rows"]:
-            cells = (f"{row['ms'][column]:.0f}" for column in columns)
-            yield f"| {row['step']} | {' | '.join(cells)} |"
+        yield from _times(measured, "step", "{:.0f}")
 
 
 class HalfKernels(Measured):
-    """The table of kernels in float32 and in bfloat16, beside PyTorch's; nothing without the
-    file."""
+    """The table of kernels in float32 and in bfloat16, beside PyTorch's; nothing without their
+    rows."""
 
-    file = "half_kernels.json"
-
-    @staticmethod
-    def read(path: Path):
-        return json.loads(path.read_text("utf-8")) if path.exists() else None
+    file = "half.json"
 
     def lines(self, measured):
-        if measured is None:
-            return
-        columns = list(measured["rows"][0]["ms"])
-        yield f"Least milliseconds of a call on {measured['processor']} (`{measured['target']}`), "
-        yield f"{measured['threads']} threads, PyTorch {measured['torch']}, {measured['date']}:"
-        yield ""
-        yield f"| call | {' | '.join(columns)} |"
-        yield f"|---|{'---:|' * len(columns)}"
-        for row in measured["rows"]:
-            times = (row["ms"][column] for column in columns)
-            cells = (r"\-" if time is None else f"{time:.2f}" for time in times)
-            yield f"| {row['kernel']} | {' | '.join(cells)} |"
+        yield from _times(measured, "kernel", "{:.2f}")
+
+
+def _times(measured: dict, kind: str, form: str) -> Iterator[str]:
+    """Yield the table of the times of all rows of a kind."""
+    rows = [row for row in measured["rows"] if kind in row]
+    if not rows:
+        return
+    columns = list(rows[0]["ms"])
+    yield f"Least milliseconds on {measured['processor']} (`{measured['target']}`), "
+    yield f"{measured['threads']} threads, PyTorch {measured['torch']}, {measured['date']}:"
+    yield ""
+    yield f"| {kind} | {' | '.join(columns)} |"
+    yield f"|---|{'---:|' * len(columns)}"
+    for row in rows:
+        times = (row["ms"][column] for column in columns)
+        cells = (r"\-" if time is None else form.format(time) for time in times)
+        yield f"| {row[kind]} | {' | '.join(cells)} |"
 
 
 class HalfMemory(Measured):

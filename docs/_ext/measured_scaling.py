@@ -1,4 +1,4 @@
-"""Tables of docs/distributed.md, from the file of ``benchmarks/scaling.py``."""
+"""Tables of docs/distributed.md, from the file of the benchmark ``scaling``."""
 
 from __future__ import annotations
 

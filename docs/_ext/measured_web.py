@@ -1,5 +1,5 @@
-"""Tables of docs/web_speed.md, from the file of ``benchmarks/web.py``, and of
-docs/without_runtime.md, from the file of ``benchmarks/static_sizes.py``."""
+"""Tables of docs/web_speed.md, from the file of the benchmark ``web``, and of
+docs/without_runtime.md, from the file of ``static_sizes``."""
 
 from __future__ import annotations
 

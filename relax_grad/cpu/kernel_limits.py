@@ -12,7 +12,7 @@ from .limits import KB, MB
 class Convolutions:
     """The sizes of convolutions, in bytes unless stated otherwise.
 
-    ``benchmarks/measure.py`` measures them. The machine of each choice was not recorded, except
+    ``benchmarks/speed.py`` measures them. The machine of each choice was not recorded, except
     that ``product_pixels`` and ``winograd_round`` were measured on both makers' AVX-512.
 
     Attributes
@@ -91,7 +91,7 @@ class AttentionTiles:
 
 @dataclass(frozen=True)
 class Recurrences:
-    """The tiles and tasks of recurrent layers. ``benchmarks/measure.py`` measures them; the
+    """The tiles and tasks of recurrent layers. ``benchmarks/speed.py`` measures them; the
     machine of each choice was not recorded.
 
     Attributes
@@ -121,7 +121,7 @@ class Recurrences:
 
 @dataclass(frozen=True)
 class Reductions:
-    """The blocks of sums, softmax and pooling. ``benchmarks/measure.py`` measures them; the machine
+    """The blocks of sums, softmax and pooling. ``benchmarks/speed.py`` measures them; the machine
     of each choice was not recorded.
 
     Attributes
@@ -156,7 +156,7 @@ class Reductions:
 
 @dataclass(frozen=True)
 class Copies:
-    """The tasks of concatenations, splits and scatter-adds. ``benchmarks/measure.py`` measures
+    """The tasks of concatenations, splits and scatter-adds. ``benchmarks/speed.py`` measures
     them; the machine of each choice was not recorded.
 
     Attributes

@@ -178,7 +178,7 @@ FEW_REGISTERS = (
 class ProductWays:
     """The crossovers between the ways to compute a matrix product.
 
-    ``benchmarks/products.py --candidates`` measured them.
+    ``benchmarks/candidates.py`` measured them.
 
     Attributes
     ----------
@@ -237,7 +237,7 @@ class ProductWays:
 class Transposed:
     """The crossovers from which a product is computed from the transposed factors.
 
-    ``benchmarks/products.py --candidates`` measured them with AVX2 and AVX-512.
+    ``benchmarks/candidates.py`` measured them with AVX2 and AVX-512.
 
     Attributes
     ----------

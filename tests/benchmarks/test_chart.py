@@ -1,5 +1,5 @@
-"""The chart and the table of training steps: made from the committed measurements, on both front
-pages."""
+"""Charts and tables of training steps and of their memory are made from the committed
+measurements."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import _charts
 import pytest
 import tvm
+from _benchmark import MEASURED
 
 from relax_grad import registry
 from relax_grad.ir import compat
-
-chart = pytest.importorskip("chart")
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -22,18 +22,24 @@ README = ROOT / "README.md"
 
 @pytest.fixture
 def measured():
-    return json.loads(chart.SOURCE.read_text())
+    return json.loads((MEASURED / "memory.json").read_text())
 
 
-def test_the_picture_is_of_the_measurements(measured):
-    text = (ROOT / "docs/_measured/steps.svg").read_text()
-    times = json.loads(chart.TIMES.read_text())
-    assert text == chart.draw(measured, times), "run python benchmarks/chart.py"
+@pytest.fixture
+def times():
+    return json.loads((MEASURED / "steps.json").read_text())
+
+
+def test_the_picture_is_of_the_measurements(measured, times):
+    text = (MEASURED / "steps.svg").read_text()
+    assert text == _charts.steps_chart(measured, times), (
+        "python benchmarks/run.py frameworks --draw"
+    )
     root = ElementTree.fromstring(text)
     svg = "{http://www.w3.org/2000/svg}"
     bars = [
         bar
-        for panel in chart.panels(measured, times)
+        for panel in _charts.panels(measured, times)
         for group in panel.groups.values()
         for bar in group
     ]
@@ -51,7 +57,7 @@ def test_the_picture_is_of_the_measurements(measured):
     assert size * 360 / whole >= 10
 
 
-@pytest.mark.parametrize("path", sorted(chart.FOLDER.glob("*.svg")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(MEASURED.glob("*.svg")), ids=lambda path: path.stem)
 def test_each_colour_has_one_for_dark_pages(path):
     pattern = r"<style>@media \(prefers-color-scheme: dark\) \{(.*?)\n\}</style>"
     before, style, after = re.split(pattern, path.read_text("utf-8"), flags=re.DOTALL)
@@ -61,8 +67,7 @@ def test_each_colour_has_one_for_dark_pages(path):
     assert set(replaced) == set(used)
 
 
-def test_the_times_name_the_machine_and_the_contestants():
-    times = json.loads(chart.TIMES.read_text())
+def test_the_times_name_the_machine_and_the_contestants(times):
     assert {"date", "processor", "target", "threads", "tvm", "torch", "load"} <= set(times)
     for row in times["rows"]:
         assert list(row["ms"])[:2] == ["relax_grad", "PyTorch"]
@@ -72,10 +77,9 @@ def test_the_times_name_the_machine_and_the_contestants():
         assert all(ms is None or ms > 0 for ms in row["ms"].values())
 
 
-def test_a_long_bar_is_cut_and_keeps_its_number(measured):
-    times = json.loads(chart.TIMES.read_text())
+def test_a_long_bar_is_cut_and_keeps_its_number(measured, times):
     times["rows"] = [{"step": "MLP 1-2, 3", "ms": {"relax_grad": 2.0, "TVM": 2000.0}}]
-    root = ElementTree.fromstring(chart.draw(measured, times))
+    root = ElementTree.fromstring(_charts.steps_chart(measured, times))
     texts = [label.text for label in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "1000 TVM alone" in texts
     assert max(map(len, texts)) < 60
@@ -83,7 +87,7 @@ def test_a_long_bar_is_cut_and_keeps_its_number(measured):
 
 def test_the_first_page_has_the_measured_figures(measured):
     text = README.read_text()
-    assert "\n".join(chart.table(measured)) in text
+    assert "\n".join(_charts.steps_table(measured)) in text
     assert 'src="docs/_measured/steps.svg"' in text
     for version in (measured["tvm"], measured["torch"].partition("+")[0]):
         assert version in text
@@ -93,7 +97,7 @@ def test_the_first_page_has_the_measured_figures(measured):
     )
     assert re.findall(r"\d+(?:\.\d+)? (?:ms|MB|s)\b", first) == []
     ratios = re.findall(r"\d\.\d+x|\b0\.\d+\b(?!\.)", first)
-    assert set(ratios) <= set(re.findall(r"[\d.]+x?", "\n".join(chart.table(measured))))
+    assert set(ratios) <= set(re.findall(r"[\d.]+x?", "\n".join(_charts.steps_table(measured))))
 
 
 def test_the_first_page_counts_the_operators():
@@ -107,3 +111,21 @@ def test_the_first_page_counts_the_operators():
     text = " ".join(README.read_text().split())
     assert f"{len(ours)} of TVM's {len(forward)} operators have a [gradient]" in text
     assert f"TVM alone has {len(theirs)}." in text
+
+
+def test_the_table_of_memory_has_all_rows(measured):
+    figures = pytest.importorskip("_figures", reason="the extra 'bench' is missing")
+    page = (ROOT / "docs/trainer.md").read_text().splitlines()
+    rows = [line for line in page if re.match(r"\| (ResNet|GPT|ViT)", line)]
+    assert rows == figures.memory_table(measured)
+
+
+def test_the_figure_of_memory_is_drawn_from_the_results(measured, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib draws the figure")
+    figures = pytest.importorskip("_figures", reason="the extra 'bench' is missing")
+    kept = (MEASURED / "memory.svg").read_text()
+    if f"Matplotlib v{matplotlib.__version__}," not in kept:
+        pytest.skip("another version of matplotlib drew the figure of the page")
+    figures.draw_memory(measured, tmp_path)
+    assert "```{chart} memory\n" in (ROOT / "docs/trainer.md").read_text()
+    assert (tmp_path / "memory.svg").read_text() == kept, "python benchmarks/run.py memory --draw"

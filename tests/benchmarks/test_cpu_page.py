@@ -10,18 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
+import _charts
 import pytest
-
-cpu_chart = pytest.importorskip("cpu_chart")
+from _benchmark import MEASURED, file_of_machine
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "docs/_measured"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
 def machines():
-    return cpu_chart.machines()
+    return _charts.machines()
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +46,6 @@ def tables():
     return measured_cpu
 
 
-def test_the_rows_are_those_of_the_results(measured):
-    shown_rows, group = [], None
-    for line in (ROOT / "benchmarks/results/results.md").read_text("utf-8").splitlines():
-        if line.startswith("## "):
-            title = re.match(r"## (\w+): time", line)
-            group = title and title[1]
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if group and len(cells) > 4 and re.fullmatch(r"[\d.]+", cells[1]):
-            shown_rows.append((group, cells[0], tuple(map(float, cells[1:4]))))
-    rows = measured["rows"]
-    assert [row[:2] for row in shown_rows] == [(row["group"], row["name"]) for row in rows]
-    for (*_, shown), row in zip(shown_rows, rows, strict=True):
-        # The tables have two digits.
-        assert shown == pytest.approx((row["ms"], row["least"], row["ratios"]["torch"]), abs=0.0051)
-
-
 def test_each_measurement_names_its_units_and_date(measured, others):
     keys = {key for row in measured["rows"] for key in row} - {"group", "name", "date"}
     assert keys | {"peak"} == set(measured["units"])
@@ -74,38 +57,25 @@ def test_each_measurement_names_its_units_and_date(measured, others):
 
 
 def test_each_kernel_has_one_family(measured):
-    rows = [row["name"] for rows in cpu_chart.families(measured).values() for row in rows]
+    rows = [row["name"] for rows in _charts.families(measured).values() for row in rows]
     assert sorted(rows) == sorted(row["name"] for row in measured["rows"] if row["group"] != "step")
-    assert all(cpu_chart.families(measured).values())
+    assert all(_charts.families(measured).values())
 
 
-@pytest.mark.parametrize("chart", cpu_chart.CHARTS)
+@pytest.mark.parametrize("chart", _charts.CHARTS)
 def test_the_charts_are_of_the_measurements(measured, chart):
     text = (MEASURED / f"cpu_{chart}.svg").read_text("utf-8")
-    assert text == cpu_chart.draw(measured, chart), "run python benchmarks/cpu_chart.py"
+    assert text == _charts.cpu_chart(measured, chart), "python benchmarks/run.py speed --draw"
     bars = list(ElementTree.fromstring(text).iter(f"{SVG}rect"))
-    assert len(bars) == len(cpu_chart.CHARTS[chart][1](measured))
+    assert len(bars) == len(_charts.CHARTS[chart][1](measured))
     assert f"```{{chart}} cpu_{chart}\n" in (ROOT / "docs/cpu.md").read_text("utf-8")
 
 
 def test_each_machine_has_its_file(machines):
-    names = [cpu_chart.file_of_machine(machine, machine["target"]) for machine in machines]
-    assert sorted(names) == sorted(path.name for path in cpu_chart.MACHINES.glob("*.json"))
+    names = [file_of_machine(machine["processor"], machine["target"]) for machine in machines]
+    assert sorted(names) == sorted(path.name for path in (MEASURED / "cpu").glob("*.json"))
     dates = [machine["date"] for machine in machines]
     assert dates == sorted(dates, reverse=True)
-
-
-def test_results_are_copied_to_the_file_of_their_machine(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu_chart, "MACHINES", tmp_path)
-    monkeypatch.setattr(cpu_chart, "FOLDER", tmp_path)
-    older = {**measured, "target": "znver3", "date": "2026-01-02"}
-    (tmp_path / "amd-epyc-znver3.json").write_text(json.dumps(older), "utf-8")
-    path = tmp_path / "page.txt"
-    path.write_text(json.dumps({**measured, "target": "sapphirerapids"}), "utf-8")
-    monkeypatch.setattr(sys, "argv", ["cpu_chart.py", str(path)])
-    cpu_chart.main()
-    assert [machine["target"] for machine in cpu_chart.machines()] == ["sapphirerapids", "znver3"]
-    assert "sapphirerapids" in (tmp_path / "cpu_steps.svg").read_text("utf-8")
 
 
 #: Two machines, of which the second was measured before.

@@ -11,11 +11,9 @@ import pytest
 from tvm import relax
 
 pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
-pytest.importorskip("rich", reason="the extra 'bench' is missing: no rich")
 
 import torch
 from _contestants import contestants, difference
-from _report import GROUPS
 from rows import ROWS, attentions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -39,7 +37,7 @@ class Zeros:
 def test_each_row_has_a_name_of_its_own_and_a_group():
     names = Counter(row.name for row in ROWS)
     assert [name for name, count in names.items() if count > 1] == []
-    assert {row.group for row in ROWS} < set(GROUPS)
+    assert {row.group for row in ROWS} == {"conv", "matmul", "memory", "symbolic"}
 
 
 def test_each_row_is_a_module(monkeypatch):
@@ -106,16 +104,6 @@ def test_dropped_weights_are_a_share_of_all():
     for contestant in contestants(dropped, ["relax_grad", "torch"]).values():
         ratio = np.square(contestant.results[0]).mean() / np.square(wanted).mean()
         assert 1.2 < ratio < 1.5
-
-
-def test_jax_agrees_on_gradients():
-    pytest.importorskip("jax")
-    for name in (
-        "cross-entropy and gradient 64x10",
-        "avg_pool2d, gradient 8x64x56², 2x2, stride 2",
-    ):
-        by_name = contestants(BY_NAME[name], ["torch", "jax"])
-        assert difference(by_name["jax"].results, by_name["torch"].results) < 1e-5
 
 
 def test_differences_are_relative_to_the_largest_element_of_each_result():

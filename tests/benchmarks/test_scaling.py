@@ -1,5 +1,4 @@
-"""The model of the network in benchmarks/_cluster.py, and the page's measurements by
-benchmarks/scaling.py."""
+"""The model of the network in benchmarks/_cluster.py, and the measurements of the page."""
 
 from __future__ import annotations
 
@@ -8,6 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
+
 from _cluster import NETWORKS, Network, computation, efficiency, fitted, replayed, seconds_of
 from scaling import MEASURED, PREDICTED, SIZES
 

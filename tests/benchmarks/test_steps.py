@@ -9,11 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
 
-import _json_rows
 import _memory
 import frameworks
 import torch
-from _contestants import contestants, difference
+from _contestants import contestants, difference, flat
 from _models import MLP, STEPS, Llama, Step, UNet, ViT, resnet9
 
 RESNET = Step(
@@ -31,21 +30,15 @@ LLAMA = Step(
     lambda: Llama(50, 8, 24, 1),
     lambda: (torch.randint(0, 50, (2, 8)), torch.randint(0, 50, (2, 8))),
 )
-MLP_ = Step(
-    "MLP",
-    lambda: MLP(12, 16, 5),
-    lambda: (torch.randn(4, 12), torch.randint(0, 5, (4,))),
-)
+MLP_ = Step("MLP", lambda: MLP(12, 16, 5), lambda: (torch.randn(4, 12), torch.randint(0, 5, (4,))))
 UNET = Step(
-    "U-Net",
-    lambda: UNet(4, 2),
-    lambda: (torch.randn(1, 3, 8, 8), torch.randint(0, 4, (1, 8, 8))),
+    "U-Net", lambda: UNet(4, 2), lambda: (torch.randn(1, 3, 8, 8), torch.randint(0, 4, (1, 8, 8)))
 )
 
 
 @pytest.mark.parametrize(
     "step",
-    [VIT, LLAMA, *(pytest.param(step, marks=pytest.mark.slow) for step in (MLP_, UNET, RESNET))],
+    [MLP_, *(pytest.param(s, marks=pytest.mark.slow) for s in (VIT, LLAMA, UNET, RESNET))],
     ids=lambda step: step.name,
 )
 def test_contestants_agree_on_loss_and_gradients(step):
@@ -61,41 +54,24 @@ def test_contestants_agree_on_loss_and_gradients(step):
 
 
 @pytest.mark.slow
-def test_the_steps_of_the_chart_update_alike():
+@pytest.mark.parametrize(("dtype", "error"), [("", 1e-5), (", bfloat16", 2e-2)])
+def test_steps_update_alike(dtype, error):
     """relax_grad's step, which writes to its arguments, has the losses of PyTorch."""
-    ours, torchs = frameworks._by_relax_grad(MLP_), frameworks._by_others(MLP_, "PyTorch")
+    columns = ["torch", f"relax_grad{dtype}", f"torch{dtype}"]
+    wanted, *others = (own.run for own in contestants(MLP_, columns).values())
     for _ in range(3):
-        loss, *_ = ours()
-        np.testing.assert_allclose(loss.numpy(), torchs()[0].detach().numpy(), rtol=1e-5)
+        loss = wanted()[0].item()
+        np.testing.assert_allclose([_first(run()) for run in others], loss, rtol=error)
 
 
-@pytest.mark.slow
-def test_the_steps_in_bfloat16_update_alike():
-    """Both have losses that differ from those in float32 by rounding."""
-    half = frameworks._by_relax_grad(MLP_, "bf16"), frameworks._by_others(MLP_, "PyTorch", True)
-    single = frameworks._by_others(MLP_, "PyTorch")
-    for _ in range(3):
-        wanted = single()[0].item()
-        losses = [float(half[0]()[0].numpy()), half[1]()[0].item()]
-        np.testing.assert_allclose(losses, wanted, rtol=2e-2)
-        assert wanted not in losses
+def _first(results) -> float:
+    return float(flat(results[0])[0])
 
 
 def test_the_chart_has_steps_of_the_benchmark():
-    chosen = [step for name in frameworks.NAMES for step in STEPS if step.name.startswith(name)]
+    chosen = frameworks.rows(None).values()
     assert len(chosen) == len(frameworks.NAMES)
-    assert all(hasattr(step.network(), "scores") for step in chosen[:1])
-
-
-def test_rows_of_the_same_machine_are_kept(tmp_path):
-    about = {"date": "1", "processor": "a", "target": "b", "threads": 2, "tvm": "1", "torch": "2"}
-    row = {"step": "MLP", "ms": {"relax_grad": 1.0}}
-    path = tmp_path / "steps.json"
-    assert frameworks._kept(path, about) == {}
-    _json_rows.write(path, about, [row])
-    assert frameworks._kept(path, {**about, "date": "2"}) == {"MLP": row}
-    assert frameworks._kept(path, {**about, "torch": "3"}) == {}
-    assert frameworks._kept(path, {**about, "jax": "1"}) == {}
+    assert all(hasattr(step.network(), "scores") for step in [*chosen][:1])
 
 
 def test_steps_have_names_of_their_own():

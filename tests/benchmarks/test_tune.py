@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
-pytest.importorskip("rich", reason="the extra 'bench' is missing: no rich")
 
 import tune
 
@@ -42,20 +41,15 @@ def test_candidates_are_rows(row):
 
 
 def test_kernels_are_rows_of_the_benchmark():
-    names = {row.name for row in tune.BENCHMARK}
+    names = {row.name for row in tune.ROWS}
     assert {name for value in tune.VALUES for name in value.kernels} <= names
 
 
-def test_names_choose_values():
-    assert [str(value) for value in tune.chosen(["prefetch.st"])] == [
-        "prefetch.steps",
-        "prefetch.strips",
-    ]
-    assert tune.chosen([]) == list(tune.VALUES)
-    assert tune.chosen(["nothing"]) == []
+def values_of(*beginnings) -> list:
+    return [value for value in tune.VALUES if str(value).startswith(beginnings)]
 
 
-def test_faster_values_replace_those_of_the_row(capsys):
+def test_faster_values_replace_those_of_the_row():
     """Each value is measured with those found before it: 8 steps are faster only with large
     factors."""
 
@@ -63,12 +57,12 @@ def test_faster_values_replace_those_of_the_row(capsys):
         slow = row.prefetch.steps != 8 or row.caches.factor != 2 * MB
         return (1.0 if row.caches.factor == 2 * MB else 1.5) + slow
 
-    values = tune.chosen(["caches", "prefetch"])
-    row, lines = tune.tuned(Timed(time_of), values, 1, 0.98)
+    search = tune.Search(Timed(time_of))
+    found = [search.measure(value, 1, 0.98) for value in values_of("caches", "prefetch")]
+    row = search.row
     assert (row.caches.factor, row.prefetch.steps) == (2 * MB, 8)
-    assert lines == ["caches.factor: 1 * MB -> 2 * MB, 0.800", "prefetch.steps: 0 -> 8, 0.500"]
-    printed = capsys.readouterr().out
-    assert "caches.factor (now 1 * MB): 512 * KB 1.000 2 * MB 0.800" in printed
+    factor = {"now": "1 * MB", "512 * KB": 1.0, "2 * MB": 0.8, "once more": 0.8, "new": "2 * MB"}
+    assert found[0] == factor
     made = eval(
         tune.source_of(row, ZEN4, "Zen 4"),
         {"replace": tune.replace, "BASE": ZEN4, "MB": MB, "KB": KB},
@@ -80,14 +74,16 @@ def test_a_value_that_is_faster_once_stays_out():
     ratios = iter([0.5, 1.0, 1.5])  # two candidates, and the first one once more
     kernels = Timed(None)
     kernels.ratio = lambda *_: next(ratios)
-    assert tune.tuned(kernels, tune.chosen(["caches.factor"]), 1, 0.98) == (ZEN4, [])
+    search = tune.Search(kernels)
+    search.measure(values_of("caches.factor")[0], 1, 0.98)
+    assert search.row is ZEN4
     assert next(ratios, None) is None
 
 
 def test_kernels_are_generated_with_a_row():
     target = {"kind": "llvm", "mcpu": "znver4", "num-cores": 2}
     assert CPU.of(target).tuning is ZEN4
-    other = tune.chosen(["tiles.depth"])[0].set_in(ZEN4, 128)
+    other = values_of("tiles.depth")[0].set_in(ZEN4, 128)
     with tune.in_place_of(ZEN4, other):
         assert CPU.of(target).tuning is other
     assert CPU.of(target).tuning is ZEN4

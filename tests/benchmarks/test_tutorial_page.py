@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from _benchmark import MEASURED
 
 tutorial = pytest.importorskip("tutorial")
 
@@ -15,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs/tutorial.md").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def measured():
-    return json.loads(tutorial.SOURCE.read_text("utf-8"))
+    return json.loads((MEASURED / "tutorial.json").read_text("utf-8"))
 
 
 def test_the_page_shows_the_output(measured):
@@ -34,8 +35,8 @@ def test_the_losses_are_those_of_the_output(measured):
 
 @pytest.mark.parametrize("name", tutorial.PICTURES)
 def test_the_pictures_are_of_the_run(measured, name):
-    text = (tutorial.FOLDER / f"tutorial_{name}.svg").read_text("utf-8")
-    assert text == tutorial.PICTURES[name](measured), "python benchmarks/tutorial.py --plot"
+    text = (MEASURED / f"tutorial_{name}.svg").read_text("utf-8")
+    assert text == tutorial.PICTURES[name](measured), "python benchmarks/run.py tutorial --draw"
     ElementTree.fromstring(text)
     assert f"```{{chart}} tutorial_{name}\n:alt: " in PAGE
 

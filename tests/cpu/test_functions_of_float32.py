@@ -3,7 +3,7 @@ beyond edges."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -31,12 +31,7 @@ UNSPECIFIED = {"selu": np.isnan}
 def functions(torch):
     """The benchmark module that measures errors."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    path = ROOT / "benchmarks" / "functions.py"
-    spec = importlib.util.spec_from_file_location("functions", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["functions"] = module  # dataclasses look their module up here
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("functions")
 
 
 def check(functions, name: str, count: int, length: int | None = None) -> None:

@@ -3,7 +3,7 @@ comparisons of TVM's objects instead of seconds."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,11 +26,8 @@ PACKAGE = str(Path(relax_grad.__file__).parent)
 #: Sources that make functions for the shapes of a network instead of for each layer.
 OF_SHAPES = tuple(str(Path(PACKAGE, name)) for name in ("cpu/kernel", "cpu/schedule", "topi"))
 
-_spec = importlib.util.spec_from_file_location(
-    "passes_benchmark", Path(__file__).parents[3] / "benchmarks/passes.py"
-)
-benchmark = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(benchmark)
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+benchmark = importlib.import_module("passes")
 
 #: Multiples of the least number of layers; each step is twice the step before.
 LAYERS = (1, 2, 4)

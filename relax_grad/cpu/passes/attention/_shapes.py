@@ -92,7 +92,7 @@ def are_faster_as_products(
     keys with the features before the positions.
 
     Masks take more time than the products save. Two classes of others were measured, in one thread
-    with vectors of 8 and of 16 elements (``benchmarks/attention.py --written-out``). Heads of many
+    with vectors of 8 and of 16 elements (``benchmarks/written_out.py``). Heads of many
     features and few positions have a small share of their time in the softmax, while the operator
     saves permutations of its operands. Many keys of many features take longer to be multiplied
     again for the gradient than few scores to be loaded.

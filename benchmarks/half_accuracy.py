@@ -1,12 +1,14 @@
-"""The errors of the pipeline's kernels in half precision, beside PyTorch's in the same dtype."""
+"""Errors of kernels in half precision beside PyTorch, for docs/accuracy.md."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 import tvm
+from _benchmark import Benchmark, facts, named
 from torch import nn
 from torch.nn import functional as F
 
@@ -151,7 +153,7 @@ CASES: dict[str, dict[str, Case]] = {
     "indexing": {
         "embedding, 600 of 40 rows": Case(
             lambda x: F.embedding(torch.arange(600) % 40, x), ((40, 64),)
-        ),
+        )
     },
     "losses": {
         "cross_entropy, 256x100": _loss(F.cross_entropy),
@@ -217,11 +219,25 @@ def _errors(tensors: list[torch.Tensor], wanted: list[torch.Tensor]) -> Iterator
         yield float((tensor.double() - exact).abs().max() / exact.abs().max())
 
 
-def measured() -> dict[str, dict]:
-    """Return the errors of all cases, by family, case and dtype."""
+def measured(family: str, args: Namespace) -> dict[str, dict]:
+    """Return the errors of the cases of a family, by dtype, with two digits."""
     return {
-        family: {
-            name: {dtype: measure(case, dtype) for dtype in DTYPES} for name, case in cases.items()
-        }
-        for family, cases in CASES.items()
+        name: {dtype: _rounded(measure(case, dtype)) for dtype in DTYPES}
+        for name, case in CASES[family].items()
     }
+
+
+def _rounded(errors: dict) -> dict:
+    return {
+        library: {kind: float(f"{error:.1e}") for kind, error in own.items()}
+        for library, own in errors.items()
+    }
+
+
+BENCHMARK = Benchmark(
+    rows=lambda args: {family: family for family in CASES},
+    measure=measured,
+    json="half_accuracy.json",
+    head=lambda args: {"about": facts("processor", "python", "tvm", "numpy", "torch")},
+    layout=named("errors"),
+)
