@@ -159,7 +159,7 @@ def test_all_quantized_weights_in_tiles():
     if not runs_here("amx"):
         pytest.skip("this machine has no AVX-512")
     numbers = [i for i in IN_HALVES["bfloat16"] if "quantized" in kernel_cases.cases()[i].op]
-    assert run_guarded_kernels("amx", numbers, "bfloat16") == []
+    assert run_guarded_kernels("amx", numbers, "bfloat16", optimized=True) == []
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_all_quantized_weights_in_tiles():
 def test_all_convolutions_and_attention_of_pairs(target, numbers):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
-    assert run_guarded_kernels(target, share(numbers), "bfloat16") == []
+    assert run_guarded_kernels(target, share(numbers), "bfloat16", optimized=True) == []
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_all_convolutions_and_attention_of_pairs(target, numbers):
 def test_all_kernels_in_half_precision(target, dtype):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
-    assert run_guarded_kernels(target, share(IN_HALVES[dtype]), dtype) == []
+    assert run_guarded_kernels(target, share(IN_HALVES[dtype]), dtype, optimized=True) == []
 
 
 @pytest.mark.slow
@@ -187,4 +187,4 @@ def test_all_kernels(target):
         pytest.skip(f"this machine has no {target}")
     known = kernel_cases.cases()
     numbers = share_of_each(list(range(len(known))), lambda number: known[number].op)
-    assert run_guarded_kernels(target, numbers) == []
+    assert run_guarded_kernels(target, numbers, optimized=True) == []
