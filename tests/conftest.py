@@ -42,7 +42,7 @@ UNOPTIMIZED = (
 
 #: Those of them where that holds for relax_grad's pipeline too: it has tests of its own, in cpu/
 #: and training/.
-UNOPTIMIZED_PIPELINES = ("frontend/",)
+UNOPTIMIZED_PIPELINES = ("backend/", "frontend/")
 
 #: Folders and files whose tests compile training steps and whole programs without being about
 #: compilation. Functions that other tests have compiled are loaded from a directory of the test
