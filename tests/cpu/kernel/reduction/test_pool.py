@@ -45,35 +45,48 @@ def values(kind, shape):
     return RNG.choice(np.array([0, 1, 2, last], "float32"), shape)
 
 
+def kernel(kind, planes, axes, cpu):
+    """Return the kernel of a kind, for a number of planes or a variable."""
+    pool = Pool(planes, tuple(axes[:-1]), axes[-1])
+    data, result = (planes, *pool.extents), (planes, *pool.numbers)
+    include_pad = kind.endswith("padding")
+    if kind == "max":
+        return max_pool(pool, [data, result], cpu)
+    if kind.startswith("max"):
+        return max_pool_backward(pool, [result, data, data], cpu, kind.endswith("saved"))
+    if kind.startswith("avg_backward"):
+        return avg_pool_backward(pool, [result, data], cpu, include_pad)
+    return avg_pool(pool, [data, result], cpu, include_pad)
+
+
 def check(cases, target, cpu=None):
     """Compare ``(kind, planes, windows of the axes, symbolic, values)``, compiled together, with
-    PyTorch."""
-    runs, wanted, cpu = [], [], cpu or CPU.of(target)
+    PyTorch. Cases that differ in their values or in a symbolic number of planes share a kernel."""
+    runs, wanted, kernels = [], [], {}
     for kind, planes, axes, symbolic, numbers in cases:
-        n = tirx.Var("n", "int32") if symbolic else planes
-        pool = Pool(n, tuple(axes[:-1]), axes[-1])
-        data, result = (n, *pool.extents), (n, *pool.numbers)
-        x = values(numbers, (planes, *data[1:]))
-        dy = RNG.normal(size=(planes, *result[1:])).astype("float32")
+        key = kind, None if symbolic else planes, axes
+        if key not in kernels:
+            n = tirx.Var("n", "int32") if symbolic else planes
+            kernels[key] = kernel(kind, n, axes, cpu or CPU.of(target))
+        function = kernels[key]
+        x = values(numbers, (planes, *(axis.extent for axis in axes)))
+        dy = RNG.normal(size=(planes, *(axis.number for axis in axes))).astype("float32")
         include_pad = kind.endswith("padding")
         if kind.startswith("avg"):
             if kind.startswith("avg_backward"):
-                function = avg_pool_backward(pool, [result, data], cpu, include_pad)
                 runs.append(Run(function, [dy], [x.shape]))
                 wanted.append(average_gradient(dy, axes, include_pad))
             else:
-                function = avg_pool(pool, [data, result], cpu, include_pad)
                 runs.append(Run(function, [x], [dy.shape]))
                 wanted.append(average(x, axes, include_pad))
             continue
         padded = torch.from_numpy(x).double().requires_grad_()
         y, winners = pooled_by_torch(padded, axes)
         if kind == "max":
-            runs.append(Run(max_pool(pool, [data, result], cpu), [x], [dy.shape]))
+            runs.append(Run(function, [x], [dy.shape]))
             wanted.append(y.detach().numpy())
             continue
         saved = kind == "max_backward_saved"
-        function = max_pool_backward(pool, [result, data, data], cpu, saved)
         runs.append(Run(function, [dy, winners if saved else x], [x.shape]))
         (gradient,) = torch.autograd.grad(y, padded, torch.from_numpy(dy).double())
         wanted.append(gradient.numpy())
