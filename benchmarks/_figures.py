@@ -26,7 +26,7 @@ _DARK = {
     _FAINT: "#555555",
 }
 #: The distance from 1 to the next number, and the colour of a dtype.
-_DTYPES = {
+DTYPES = {
     "float64": (2.0**-52, _GREEN),
     "float32": (2.0**-23, _BLUE),
     "float16": (2.0**-10, _RED),
@@ -145,11 +145,11 @@ def draw_accuracy(results: dict, folder: Path = MEASURED) -> None:
     families = _families(results["errors"])
     with _figure("accuracy", (8, 0.27 * len(families) + 1.2), folder) as axes:
         for row, errors in enumerate(families.values()):
-            for offset, (dtype, (epsilon, colour)) in enumerate(_DTYPES.items()):
+            for offset, (dtype, (epsilon, colour)) in enumerate(DTYPES.items()):
                 own = [entry[dtype]["relative"] / epsilon for entry in errors if dtype in entry]
                 heights = [row + 0.17 * (offset - 1.5)] * len(own)
                 axes.scatter(np.maximum(own, _LEAST), heights, 9, colour, lw=0, alpha=0.8)
-        for dtype, (_, colour) in _DTYPES.items():
+        for dtype, (_, colour) in DTYPES.items():
             axes.scatter([], [], 16, colour, label=dtype)
         axes.axvline(1, color=_INK, lw=0.8)
         axes.set_xscale("log")

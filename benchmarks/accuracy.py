@@ -19,6 +19,9 @@ from relax_grad.testing.samples._sample import cast
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
+#: The distance from 1 to the next number.
+EPSILON = {dtype: epsilon for dtype, (epsilon, _) in _figures.DTYPES.items()}
+
 #: The number of samples of an operator that are measured in each dtype.
 _SAMPLES = 4
 

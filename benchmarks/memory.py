@@ -41,6 +41,7 @@ def measured(step: Step, args: Namespace) -> dict:
     for name, remat in settings.items():
         try:
             made, arrays = _steps.in_relax(network, inputs, remat=remat)
+            planned = memory_of(made).peak
         except ValueError as error:  # no plan has so little memory
             print(f"{step.name}, {name}: {error}".splitlines()[-1])
             continue
@@ -53,7 +54,7 @@ def measured(step: Step, args: Namespace) -> dict:
         tensors = _steps.tensors_of(arrays)
         runs[name] = lambda function=function, tensors=tensors: function(*tensors)
         rows[name] = {
-            "planned": memory_of(made).peak,
+            "planned": planned,
             "measured": _memory.peak(step.name, "relax_grad", executable, arrays),
             "compiling_s": round(spent, 1),
         }

@@ -248,12 +248,13 @@ class Search:
     """
 
     def __init__(self, kernels: Kernels):
-        self.kernels, self.row = kernels, kernels.row
+        self.kernels, self.row, self.tried = kernels, kernels.row, 0
 
     def measure(self, value: Value, repeats: int, gain: float) -> dict:
         """Return the ratio of each candidate of a value, and the one that the row has from now
         on."""
         ratios: dict[int, float] = {}
+        self.tried += 1
         others = value.others(self.row)
         changed = [value.set_in(self.row, other) for other in others]
         for i, row in enumerate(changed):
@@ -315,7 +316,7 @@ def measured(value: Value, args: Namespace) -> dict:
 def _summary(rows: Rows) -> str:
     search = _search()
     if search.row == search.kernels.row:
-        return "no other value is faster"
+        return "no other value is faster" if search.tried else ""
     return source_of(search.row, search.kernels.row, processor())
 
 
