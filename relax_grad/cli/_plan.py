@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import sqrt
 from typing import TYPE_CHECKING, TypeAlias
 
 from ._specs import MOST, Form, Spec
@@ -24,6 +25,9 @@ _PRODUCT = re.compile(r"(\d+)x(\d+)x(\d+)(?::([NT][NT]))?", re.ASCII)
 #: Of windows: the options and their defaults, which are their least values.
 _STEPS = {"stride": "1", "padding": "0", "dilation": "1"}
 
+#: The masks of attention by their names.
+_MASKS = {"none": None, "top_left": "TopLeft", "bottom_right": "BottomRight"}
+
 _FORMS = {
     "conv": Form(
         "convolution",
@@ -32,6 +36,14 @@ _FORMS = {
         ((3, 5), (3, 5)),
         {**_STEPS, "of": "result"},
         {"of": ("result", "data", "weight")},
+    ),
+    "attention": Form(
+        "attention",
+        "attention:QUERY,KEY with two shapes of batch, positions, heads and features, such as "
+        "attention:8x128x12x64,8x128x12x64, and mask= (none, top_left, bottom_right) after them",
+        ((4, 4), (4, 4)),
+        {"mask": "none"},
+        {"mask": tuple(_MASKS)},
     ),
     "pool": Form(
         "pooling",
@@ -201,6 +213,29 @@ def _windows(
     return zip(sizes, kernel, *steps, strict=True)
 
 
+def _attention(spec: Spec) -> _Make:
+    from ..cpu.kernel.attention.plan import attention_plan
+    from ..cpu.kernel.attention.sizes import Attention
+
+    query, key = spec.shapes
+    if query[0] != key[0] or query[3] != key[3] or query[2] % key[2]:
+        raise ValueError(
+            "the query and the key of an attention must have one batch and the same features, and "
+            f"the heads of the key must divide those of the query, but it is {spec.text!r}"
+        )
+    of = Attention(
+        *(query[0], query[1], key[1]),
+        heads=query[2],
+        key_heads=key[2],
+        features=query[3],
+        value_features=key[3],
+        scale=1 / sqrt(query[3]),
+        causal_mask=_MASKS[spec.options["mask"]],
+    )
+    spec.check_sizes([query, key])
+    return lambda cpu: attention_plan(of, cpu)
+
+
 def _pooling(spec: Spec) -> _Make:
     from ..cpu.kernel.reduction.pool_geometry import Windows, pool_of
     from ..cpu.kernel.reduction.pool_plan import pool_plan
@@ -261,6 +296,7 @@ def _recurrent(spec: Spec) -> _Make:
 
 _MAKE: dict[str, Callable[[Spec], _Make]] = {
     "conv": _convolution,
+    "attention": _attention,
     "pool": _pooling,
     "sum": _sums,
     "norm": _sums,

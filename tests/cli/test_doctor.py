@@ -171,6 +171,8 @@ def test_the_plan_of_a_convolution(capsys):
 @pytest.mark.parametrize(
     ("text", "line"),
     {
+        "attention:8x128x12x64,8x200x4x64": "block: 64 of 128 queries x 224 of 200 keys",
+        "attention:1x1x1x8,1x16x1x8,mask=bottom_right": "tile: 4 queries or 8 keys x 1 vectors",
         "pool:8x64x112x112,3x3,stride=2,padding=1": "band: 10 of 56 windows along the first axis",
         "pool:8x34x99,2,stride=2": "tasks: 32, for 136 planes",
         "sum:512x768": "tasks: 1 x 8 stretches of rows x 1 blocks",
@@ -218,6 +220,12 @@ def test_plans_of_other_kernels(capsys, text, line):
         ("conv:8x64x56x56,64x48x3x3", "which must divide 64 channels"),
         ("conv:8x64x2x56,64x64x3x3", "larger than the data with its padding"),
         ("conv:64x64x999x999,64x64x3x3", "at most 2147483647 elements"),
+        ("attention:8x128x12x64", "must be attention:QUERY,KEY"),
+        ("attention:8x9x12x64,8x9x12x64,mask=causal", "mask= (none, top_left, bottom_right)"),
+        ("attention:8x9x12x64,8x9x5x64", "heads of the key must divide those of the query"),
+        ("attention:8x9x12x64,4x9x12x64", "must have one batch and the same features"),
+        ("attention:999x999x99x99,999x9x1x99", "at most 2147483647 elements"),
+        ("lstm:35x20x512", "another kernel begins with conv:, attention:, pool:,"),
         ("pool:8x3", "a pooling must be pool:DATA,WINDOW"),
         ("pool:8x3x9x9,3", "a pooling must be pool:DATA,WINDOW"),
         ("pool:8x3x9x9,3x3,of=data", "a pooling must be pool:DATA,WINDOW"),

@@ -12,8 +12,8 @@ from ..language.builder import Extent, bind, ceil_div, const
 from ..language.row_sums import Sums
 from ._blocks import Blocks
 from ._dropout import Dropout
-from ._sizes import Attention, Head
 from ._spans import Span
+from .sizes import Attention, Head
 
 
 @dataclass(frozen=True)

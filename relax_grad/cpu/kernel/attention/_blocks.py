@@ -13,9 +13,9 @@ from ..language.halves import Tensor
 from ..language.statements import Emit
 from ..matmul.tile import multiply_add, rows_up_to
 from ._copies import Copies, Panels
-from ._plan import AttentionPlan
-from ._sizes import Head
 from ._spans import Span
+from .plan import AttentionPlan
+from .sizes import Head
 
 #: The smallest float32: the start of a maximum, so that a row of minus infinity has finite
 #: differences from it.

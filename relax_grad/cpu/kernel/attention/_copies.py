@@ -11,7 +11,7 @@ from ..language import builder as b
 from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from ..language.extents import LINE
 from ..language.halves import Half
-from ._plan import AttentionPlan
+from .plan import AttentionPlan
 
 #: The elements up to which rows that are not next to each other are read in place.
 _CLOSE = 16384

@@ -11,8 +11,8 @@ from ....topi.philox import LANES, Form, encrypt
 from ..language import builder as b
 from ..language.builder import Accumulators, Vectors, as_expr, bind, ceil_div, const
 from ._blocks import Blocks
-from ._sizes import Attention, Head
 from ._spans import Span
+from .sizes import Attention, Head
 
 #: The words of a block of the generator, and the numbers of a row of :data:`LANES` blocks.
 _WORDS = 4

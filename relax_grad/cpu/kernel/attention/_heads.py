@@ -12,8 +12,8 @@ from ..language import builder as b
 from ..language.builder import bind, ceil_div
 from ..language.halves import Half
 from ..language.stealing import shared
-from ._plan import attention_plan
-from ._sizes import Attention, Head
+from .plan import attention_plan
+from .sizes import Attention, Head
 
 #: The elements of a page of memory, of a line of the caches, and of a tensor that is too large for
 #: the near ones.

@@ -28,9 +28,9 @@ from ..matmul.pairs import (
 from ._blocks import Blocks
 from ._copies import Panels
 from ._pair_copies import CopiesOfPairs
-from ._plan import AttentionPlan, attention_plan
-from ._sizes import Attention
 from ._spans import Span
+from .plan import AttentionPlan, attention_plan
+from .sizes import Attention
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from tvm import tirx
 
 from ..language.builder import bind, ceil_div, const
 from ..language.extents import Extent
-from ._plan import AttentionPlan
+from .plan import AttentionPlan
 
 
 class Span:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ...target import CPU
 from ..language.builder import Extent, ceil_div
-from ._sizes import Attention
+from .sizes import Attention
 
 #: The features from which wide tiles are faster, the keys, and the keys under a causal mask, which
 #: excludes parts of wide panels.

@@ -23,8 +23,8 @@ from ._blocks import Blocks
 from ._dropout import Dropout, with_generator
 from ._heads import Heads
 from ._pairs import blocks_for
-from ._sizes import Attention, Head, with_orders
 from .forward import Forward
+from .sizes import Attention, Head, with_orders
 
 #: The most elements of the sums of a head of keys, of all threads.
 _MOST_COPIED = 2**22

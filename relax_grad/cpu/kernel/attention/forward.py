@@ -22,8 +22,8 @@ from ._copies import Panels
 from ._dropout import Dropout, with_generator
 from ._heads import Heads
 from ._pairs import blocks_for
-from ._sizes import Attention, Head, with_orders
 from ._spans import Span
+from .sizes import Attention, Head, with_orders
 
 
 def attention(

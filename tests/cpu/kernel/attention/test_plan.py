@@ -8,8 +8,8 @@ import pytest
 from machines import cpu_of
 from tvm import tirx
 
-from relax_grad.cpu.kernel.attention._plan import attention_plan
-from relax_grad.cpu.kernel.attention._sizes import Attention
+from relax_grad.cpu.kernel.attention.plan import attention_plan
+from relax_grad.cpu.kernel.attention.sizes import Attention
 from relax_grad.cpu.tuning import AVX2, ICE_LAKE, ROWS, ZEN4
 
 

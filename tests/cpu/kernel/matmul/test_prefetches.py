@@ -10,8 +10,8 @@ import pytest
 from machines import Run, run_kernels
 from tvm import tirx
 
-from relax_grad.cpu.kernel.attention._sizes import Attention
 from relax_grad.cpu.kernel.attention.forward import attention
+from relax_grad.cpu.kernel.attention.sizes import Attention
 from relax_grad.cpu.kernel.conv.direct import conv2d
 from relax_grad.cpu.kernel.conv.geometry import Conv2d
 from relax_grad.cpu.kernel.language import builder as b

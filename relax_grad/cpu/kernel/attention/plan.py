@@ -9,8 +9,8 @@ from ...target import CPU
 from ..language import amx
 from ..language.builder import Extent, ceil_div
 from ..language.plans import Plan, ahead_as_text, extent_as_text
-from ._sizes import Attention
 from ._tiles import Tiles
+from .sizes import Attention
 
 #: The numbers of queries and of keys of a block, rounded to whole tiles.
 _ROWS, _COLUMNS = 64, 128
