@@ -221,7 +221,8 @@ def _attention(spec: Spec) -> _Make:
     if query[0] != key[0] or query[3] != key[3] or query[2] % key[2]:
         raise ValueError(
             "the query and the key of an attention must have one batch and the same features, and "
-            f"the heads of the key must divide those of the query, but it is {spec.text!r}"
+            "the number of heads of the key must divide the heads of the query, but it is "
+            f"{spec.text!r}"
         )
     of = Attention(
         *(query[0], query[1], key[1]),

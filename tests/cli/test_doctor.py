@@ -222,7 +222,7 @@ def test_plans_of_other_kernels(capsys, text, line):
         ("conv:64x64x999x999,64x64x3x3", "at most 2147483647 elements"),
         ("attention:8x128x12x64", "must be attention:QUERY,KEY"),
         ("attention:8x9x12x64,8x9x12x64,mask=causal", "mask= (none, top_left, bottom_right)"),
-        ("attention:8x9x12x64,8x9x5x64", "heads of the key must divide those of the query"),
+        ("attention:8x9x12x64,8x9x5x64", "heads of the key must divide the heads of the query"),
         ("attention:8x9x12x64,4x9x12x64", "must have one batch and the same features"),
         ("attention:999x999x99x99,999x9x1x99", "at most 2147483647 elements"),
         ("lstm:35x20x512", "another kernel begins with conv:, attention:, pool:,"),
