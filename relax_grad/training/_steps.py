@@ -34,13 +34,13 @@ class InSteps(InMoments):
 
     def step(self, *batch: object, lr: float | None = None, **others: object) -> StepResult:
         """Run one training step; see :meth:`Trainer.step`."""
-        raise NotImplementedError
+        raise NotImplementedError  # Trainer implements it; loops and evaluations call it
 
     def predict(
         self, *inputs: object, ema: bool = False
     ) -> tvm.runtime.Tensor | list[tvm.runtime.Tensor]:
         """Return the model's outputs; see :meth:`Trainer.predict`."""
-        raise NotImplementedError
+        raise NotImplementedError  # Trainer implements it; evaluations call it
 
     def _group(self, name: str) -> Tensors:
         names, tensors = getattr(self.train_step, name), self._settled().groups[name]
