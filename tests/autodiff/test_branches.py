@@ -298,6 +298,26 @@ def test_a_conditional_within_a_checkpointed_stretch():
     assert Gradient("main")(Module)["main_adjoint"].script().count("R.tanh") == 2
 
 
+def test_a_checkpointed_stretch_within_a_branch():
+    """The adjoint computes a branch again as a whole; the marks change nothing."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3,), "float64"), c: R.Tensor((), "bool")):
+            if c:
+                start = R.grad.start_checkpoint(R.exp(x))
+                y = R.multiply(R.tanh(start), start)
+                z = R.multiply(R.grad.end_checkpoint(y), x)
+            else:
+                z = R.sin(x)
+            s: R.Tensor((), "float64") = R.sum(z)
+            return s
+
+    for taken in (True, False):
+        check(Module, V, np.array(taken))
+
+
 def test_quantized_numbers_go_into_a_conditional_but_not_out():
     scale, zero = relax.const(0.5, "float32"), relax.const(0, "int8")
 

@@ -380,6 +380,25 @@ def sum_with_itself(A: T.Buffer((4, 3), "float64"), Y: T.Buffer((4,), "float64")
                 Y[vi] = Y[vi] + Y[vi] * A[vi, k] + Y[T.max(vi - 1, 0)] * A[3 - vi, k]
 
 
+@T.prim_func(s_tir=True)
+def windows(
+    A: T.Buffer((13,), "float64"), Y: T.Buffer((4,), "float64"), Z: T.Buffer((4,), "float64")
+):
+    """Windows that share one element, and windows that share none."""
+    for i, k in T.grid(4, 4):
+        with T.sblock("overlap"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                Y[vi] = 0.0
+            Y[vi] = Y[vi] + T.exp(A[vi * 3 + vk]) * T.Cast("float64", vk + 1)
+    for i, k in T.grid(4, 3):
+        with T.sblock("apart"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                Z[vi] = 0.0
+            Z[vi] = Z[vi] + T.sin(A[vi * 3 + vk]) * T.Cast("float64", vk + 1)
+
+
 ROW, MATRIX = (5,), (4, 3)
 
 FUNCTIONS = {
@@ -411,6 +430,7 @@ FUNCTIONS = {
     "power of two": (power_of_two, [(4,)], [tensor(4)]),
     "cholesky": (cholesky, [(4, 4)], [tensor(4, 4)]),
     "sum with itself": (sum_with_itself, [MATRIX], [tensor(4)]),
+    "windows": (windows, [(13,)], [tensor(4), tensor(4)]),
     "carried product": (carried_product, [(3, 4)], [tensor(4), tensor(3, 4)]),
 }
 

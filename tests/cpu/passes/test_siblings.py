@@ -13,6 +13,7 @@ from tvm.relax.backend.cpu_generic import pipeline as stages
 from tvm_ffi import structural_equal
 
 import relax_grad
+from relax_grad.ir.module import is_buffer
 from relax_grad.transform import FuseSiblings
 
 RNG = np.random.default_rng(0)
@@ -26,6 +27,9 @@ def calls(module):
         legalized = tvm.transform.Sequential(stages.legalize_passes(HOST))(module)
         merged = FuseSiblings(HOST)(legalized)
     assert relax.analysis.check_well_formed(merged)
+    functions = [each for each in merged.functions.values() if isinstance(each, tirx.PrimFunc)]
+    params = [param for function in functions for param in function.params if is_buffer(param)]
+    assert {str(extent.ty.dtype) for param in params for extent in param.shape} == {"int64"}
     return [
         len(binding.value.ty.fields) if isinstance(binding.value.ty, relax.TupleType) else 1
         for block in merged["main"].body.blocks
@@ -85,13 +89,21 @@ def later(bb, x, y):
     return first, bb.emit(op.multiply(bb.emit(op.multiply(x, y)), total))
 
 
+def beside(bb, x, y):
+    """Return two element-wise values of the same inputs."""
+    return bb.emit(op.multiply(op.tanh(x), y)), bb.emit(op.subtract(x, y))
+
+
 def unrelated(bb, x, y):
     return bb.emit(op.exp(x)), bb.emit(op.exp(y))
 
 
 @pytest.mark.parametrize(
     ("body", "results", "rows"),
-    [(shared, 2, 32), (later, 1, 32), (unrelated, 1, 32), (later, 1, N), (unrelated, 1, N)],
+    [
+        *((shared, 2, 32), (beside, 2, 32), (later, 1, 32), (unrelated, 1, 32)),
+        *((beside, 2, N), (later, 1, N), (unrelated, 1, N)),
+    ],
 )
 def test_functions_with_shared_operands_are_fused(body, results, rows):
     bb = relax.BlockBuilder()

@@ -176,10 +176,11 @@ def test_large_batch_of_cross_entropy_in_half_precision():
     np.testing.assert_allclose(result, -100 / n, rtol=1e-3)
 
 
-def test_the_stock_form_is_kept_where_it_is_right():
-    """A constant batch in float32 needs no backward operator, so later passes see plain
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_stock_form_is_kept_where_it_is_right(dtype):
+    """A constant batch in these dtypes needs no backward operator, so later passes see plain
     operators."""
-    inputs = [relax.Var(name, relax.TensorType((4, 3), "float32")) for name in "xy"]
+    inputs = [relax.Var(name, relax.TensorType((4, 3), dtype)) for name in "xy"]
     bb = relax.BlockBuilder()
     with bb.function("main", inputs):
         with bb.dataflow():
