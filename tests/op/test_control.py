@@ -7,6 +7,7 @@ import pytest
 from programs import build, is_sound, run, tensor
 from tvm import relax
 from tvm.script import from_source
+from tvm_ffi import structural_equal
 
 import relax_grad
 from relax_grad.op import differentiable_once, stop_gradient, with_backward
@@ -85,6 +86,14 @@ def test_differentiable_once():
     np.testing.assert_allclose(grad, X**2 + X**2)
     with pytest.raises(relax_grad.GradientError, match="defines its first derivative only"):
         relax_grad.hvp(module, "main")
+
+
+def test_the_type_of_with_backward_is_that_of_its_outputs():
+    module = with_own_gradient(lambda bb, y, x, g: g)
+    outputs, inputs = (relax.Tuple([tensor("x", (extent,))]) for extent in (3, 5))
+    backward = module.get_global_var("square_backward")
+    result = with_backward(outputs, inputs, inputs, backward)
+    assert structural_equal(relax.BlockBuilder(module).normalize(result).ty, outputs.ty)
 
 
 def test_values_that_are_no_backward_function_are_refused():

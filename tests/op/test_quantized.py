@@ -23,10 +23,11 @@ def test_types_of_symbolic_rows_and_outputs():
             backward.quantized_matmul(var([N, 2, inputs], "float16"), weight, scale)
         )
         assert structural_equal(result_type, relax.TensorType([N, 2, M], "float16"))
-        call = backward.quantized_matmul_backward_data(
-            var([N, M], "float16"), [N, inputs], weight, scale, var([M, 3], "uint8")
-        )
-        assert structural_equal(type_of(call), relax.TensorType([N, inputs], "float16"))
+        for rows in ([], [N], [N, 2]):
+            call = backward.quantized_matmul_backward_data(
+                var([*rows, M], "float16"), [*rows, inputs], weight, scale, var([M, 3], "uint8")
+            )
+            assert structural_equal(type_of(call), relax.TensorType([*rows, inputs], "float16"))
 
 
 def product(data, weight=((4, 2, 8), "int8"), scale=((4, 2), "float32"), *zero_point):

@@ -121,6 +121,15 @@ def test_split_along_a_symbolic_axis(indices, extent):
     np.testing.assert_allclose(results, wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("parts", [2, [0, 0]])
+def test_split_of_nothing(parts):
+    (x,) = tensors((0, 3))
+    module = function([x], lambda bb: relax.op.split(x, parts))
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
+    results = machine["main"](tvm.runtime.tensor(np.zeros((0, 3), "float32")))
+    assert {part.shape for part in results} == {(0, 3)}
+
+
 def ops_of_adjoint(module):
     bindings = relax.transform.Gradient("main")(module)["main_adjoint"].body.blocks[0].bindings
     return Counter(b.value.op.name for b in bindings if isinstance(b.value, relax.Call))

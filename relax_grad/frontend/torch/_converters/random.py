@@ -20,8 +20,8 @@ from ... import random
 from ._support import Importer, Refused
 
 #: The largest integers that ``Tensor.random_`` draws into floating-point tensors, which hold all
-#: integers up to them.
-_MOST = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
+#: integers up to them, and into booleans.
+_MOST = {"bool": 1, "float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
 
 #: The moments of the activation that AlphaDropout keeps: the negative limit of SELU.
 _ALPHA = 1.7580993408473766
@@ -245,7 +245,7 @@ def _random(importer: Importer, node: fx.Node) -> relax.Expr:
 def _integers(importer: Importer, node: fx.Node, low: int, high: int | None) -> relax.Expr:
     shape, dtype = _type(importer, node)
     if high is None:
-        most = _MOST[dtype] if "float" in dtype else int(tirx.max_value(dtype))
+        most = _MOST[dtype] if dtype in _MOST else int(tirx.max_value(dtype))
         high = most + 1
     return drawn(importer, random.randint, low, high, shape, dtype)
 
