@@ -10,7 +10,7 @@ from tvm.target import codegen
 
 from .._validation import alternatives, check_integer
 from .threads import default_threads
-from .tiles import FEATURES, Permission, permission
+from .tiles import FEATURES, Permission, flags, permission
 from .tuning import ROWS, Tuning, default_row
 
 #: The levels of x86-64 of its ABI, from the lowest. Each has the instructions of all before it.
@@ -28,6 +28,9 @@ _CORTEX_M = {
     "cortex-m55": "thumbv8.1m.main",
     "cortex-m85": "thumbv8.1m.main",
 }
+
+#: The instruction sets that decide which kernels a machine runs, and Linux's names of them.
+_DECISIVE = {"avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bf16": "avx512_bf16"}
 
 #: Processors that LLVM compiles for, but does not list.
 _UNLISTED = ("apple-m1", "apple-m2", "apple-m3")
@@ -138,10 +141,25 @@ def host() -> tvm.target.Target:
     """
     own = {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": default_threads()}
     target = tvm.target.Target(own)
-    if not all(_has(target, name) for name in FEATURES) or permission() is Permission.GRANTED:
-        return target
-    # LLVM knows the processor by name, which does not tell whether a virtual machine has its tiles.
-    return tvm.target.Target({**own, "mattr": [f"-{name}" for name in FEATURES]})
+    differences = _differences(target)
+    return tvm.target.Target({**own, "mattr": differences}) if differences else target
+
+
+def _differences(target: tvm.target.Target) -> list[str]:
+    """Return the features of this machine that its processor's name gets wrong, with their signs.
+
+    LLVM names a processor by its model. A virtual machine may hide instructions of that model, or
+    show an older model that lacks some.
+    """
+    if architecture(target) != "x86_64":
+        return []
+    shown = {name: flag in flags() for name, flag in _DECISIVE.items()} if flags() else {}
+    shown.update(dict.fromkeys(FEATURES, permission() is Permission.GRANTED))
+    return [
+        f"{'+' if exists else '-'}{name}"
+        for name, exists in shown.items()
+        if exists != _has(target, name)
+    ]
 
 
 def arm(name: str, num_cores: int = 4) -> tvm.target.Target:

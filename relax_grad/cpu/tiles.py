@@ -28,13 +28,19 @@ class Permission(enum.Enum):
 
 
 @functools.cache
+def flags() -> frozenset[str]:
+    """Return the instruction sets of this machine by Linux's names; none on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+@functools.cache
 def permission() -> Permission:
     """Ask Linux for the tiles, and return the answer."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").split()
-    except OSError:
-        return Permission.ABSENT
-    if not set(FEATURES.values()) <= set(flags):
+    if not set(FEATURES.values()) <= flags():
         return Permission.ABSENT
     call = ctypes.CDLL(None, use_errno=True).syscall
     answer = call(ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(_REQUEST), ctypes.c_long(_TILE_DATA))
