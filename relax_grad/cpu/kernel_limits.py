@@ -36,6 +36,8 @@ class Convolutions:
         The source that a task copies if lanes are columns.
     weight_chunk, stem_chunk : int
         The part of X that a tile of a weight gradient reads, and of dY if X has few channels.
+    unit_pixels : int
+        The pixels that the processor's tiles (AMX) sum over at once in a weight gradient.
     depthwise_chunk, depthwise_weight_chunk : int
         The source that a depthwise convolution copies at once, and X and dY for its weight
         gradient.
@@ -62,6 +64,7 @@ class Convolutions:
     column_source: int = 256 * KB
     weight_chunk: int = 160 * KB
     stem_chunk: int = 128 * KB
+    unit_pixels: int = 512
     depthwise_chunk: int = 96 * KB
     depthwise_weight_chunk: int = 128 * KB
     winograd_round: int = 1

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import doctest
+import platform
 
 import pytest
 import tvm
+from machines import compile_kernels
+from tvm import tirx
 from tvm.target import codegen
 
 import relax_grad
-from relax_grad.cpu import tuning
+from relax_grad.cpu import target, tuning
+from relax_grad.cpu.kernel.language import builder as b
 from relax_grad.cpu.target import CPU, check_convention
+from relax_grad.cpu.tiles import Permission
 
 
 @pytest.mark.parametrize(
@@ -166,3 +171,41 @@ def test_unknown_processors(make, message):
 def test_examples():
     assert doctest.testmod(relax_grad.cpu.target).failed == 0
     assert doctest.testmod(relax_grad.cpu.target).attempted > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "answer", "wanted"),
+    [
+        ("rocketlake", "avx2 fma avx512f avx512_bf16 amx_tile amx_bf16", "GRANTED", (16, 1, 1)),
+        ("rocketlake", "avx2 fma avx512f avx512_bf16 amx_tile amx_bf16", "REFUSED", (16, 0, 1)),
+        ("rocketlake", "avx2 fma avx512f", "ABSENT", (16, 0, 0)),
+        ("sapphirerapids", "avx2 fma avx512f", "ABSENT", (16, 0, 0)),
+        ("znver4", "avx2 fma avx512f", "ABSENT", (16, 0, 0)),
+        ("znver4", "avx2 fma", "ABSENT", (8, 0, 0)),
+        ("znver4", "", "ABSENT", (16, 0, 1)),  # not Linux
+    ],
+)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for this machine: x86-64")
+def test_the_host_is_what_linux_shows(monkeypatch, name, flags, answer, wanted):
+    """A virtual machine may hide instructions of a model, or show an older one."""
+    triple = "x86_64-unknown-linux-gnu"
+    monkeypatch.setattr(target.codegen, "llvm_get_system_cpu", lambda: name)
+    monkeypatch.setattr(target.codegen, "llvm_get_system_triple", lambda: triple)
+    monkeypatch.setattr(target, "permission", lambda: Permission[answer])
+    monkeypatch.setattr(target, "flags", lambda: frozenset(flags.split()))
+    host = target.host()
+    cpu = CPU.of(host)
+    assert (cpu.lanes, cpu.tiles, cpu.rounds) == wanted
+    text = compile_kernels({"f": doubled(64)}, host).inspect_source("asm")
+    assert ("zmm" in text) == (cpu.lanes == 16)
+
+
+def doubled(size: int) -> tirx.PrimFunc:
+    """Return a function that doubles numbers, which LLVM computes in the widest vectors."""
+
+    def body(a, c) -> None:
+        with b.serial(0, size // 16) as i:
+            at = tirx.Ramp(i * 16, 1, 16)
+            b.store(c, at, a[at] + a[at])
+
+    return b.prim_func("doubled", b.floats("ac", ([size], [size])), body)

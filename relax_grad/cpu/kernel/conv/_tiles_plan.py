@@ -294,7 +294,7 @@ class WeightTilesPlan(Plan):
 
 def weight_tiles_plan(conv: Conv2d, cpu: CPU) -> WeightTilesPlan:
     """Return the plan of a weight gradient for which :func:`takes_weight_gradient` holds."""
-    most = 2 * cpu.tuning.tiles.unit_depth
+    most = cpu.tuning.convolutions.unit_pixels
     conv = joined(conv).with_rows_of(most)
     (height, _), pitch = conv.out_size, _pitch(conv)
     rows = ceil_div(height, ceil_div(height, max(1, min(height, most // pitch))))
