@@ -154,11 +154,17 @@ class HalfSteps(Measured):
         yield from _times(measured, "step", "{:.0f}")
 
 
-class HalfKernels(Measured):
-    """The table of kernels in float32 and in bfloat16, beside PyTorch's; nothing without their
-    rows."""
+class TileSteps(HalfSteps):
+    """The same on a processor with tiles."""
 
-    file = "half.json"
+    file = "half_tiles.json"
+
+
+class TileKernels(Measured):
+    """The table of kernels in float32 and in bfloat16, on a processor with tiles, beside
+    PyTorch's."""
+
+    file = "half_tiles.json"
 
     def lines(self, measured):
         yield from _times(measured, "kernel", "{:.2f}")
@@ -250,9 +256,10 @@ def setup(app):
     app.add_directive("accuracy-summary", Summary)
     app.add_directive("gradient-errors", Errors)
     app.add_directive("half-errors", HalfErrors)
-    app.add_directive("half-kernels", HalfKernels)
     app.add_directive("half-memory", HalfMemory)
     app.add_directive("half-steps", HalfSteps)
     app.add_directive("tested-versions", Versions)
+    app.add_directive("tile-kernels", TileKernels)
+    app.add_directive("tile-steps", TileSteps)
     app.add_directive("function-errors", Functions)
     return {"parallel_read_safe": True}

@@ -130,6 +130,9 @@ class CPU:
 def host() -> tvm.target.Target:
     """Return the target of this machine, with the name of its processor and its number of cores.
 
+    The attribute ``mattr`` has instructions that Linux shows and the name lacks, or the reverse, as
+    on virtual machines.
+
     The plain target ``"llvm"`` means the baseline processor of the architecture, with vectors of 4
     elements and without fused multiply-add. Code for it is many times slower.
 
