@@ -205,6 +205,10 @@ CASES = {
     "grouped": Case("GroupQueryAttention",
     (double(2, 6, WIDTH // 2), double(2, 6, WIDTH // 2), None, None, LAST, TOTAL),
                     lambda x, k, v, last, _: grouped(x, k, v, last), FOUR),
+    "grouped_packed": Case(
+        "GroupQueryAttention", (None, None, None, None, LAST, TOTAL),
+        lambda x, last, _: grouped(*x.split([WIDTH // 2, WIDTH // 4, WIDTH // 4], -1), last), FOUR,
+    ),
     "grouped_rotary": Case(
         "GroupQueryAttention",
         (double(2, 6, WIDTH // 2), double(2, 6, WIDTH // 2), None, None, LAST, TOTAL,
