@@ -61,8 +61,10 @@ def wanted(product: Matmul, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def check(products: Sequence[Matmul], *values: dict) -> None:
     """Compare products whose sums are stored in float32, for some values of symbolic extents."""
-    # The tiles of registers of the makers of AVX-512 differ.
-    rows = (CPU.of(TARGET).tuning,) if CPU.of(TARGET).tiles else (ZEN4, EARLY_AVX512)
+    # The tiles of registers of the makers of AVX-512 differ; those of AMX sum in stretches.
+    rows, own = (ZEN4, EARLY_AVX512), CPU.of(TARGET).tuning
+    if CPU.of(TARGET).tiles:
+        rows = (own, replace(own, tiles=replace(own.tiles, unit_depth=64)))
     functions = [kernel(product, tuning=row) for row in rows for product in products]
     made = products * len(rows)
     library = compile_kernels({f"f{i}": function for i, function in enumerate(functions)}, TARGET)

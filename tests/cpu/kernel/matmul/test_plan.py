@@ -95,7 +95,8 @@ def test_bfloat16_is_multiplied_in_pairs_where_the_processor_can():
     ("product", "tile", "depth", "reading"),
     [
         (Matmul(64, 256, 512), (32, 2), (256, 256), "in place"),
-        (Matmul(64, 256, 515), (32, 2), (272, 144), "copied"),  # two stretches of whole steps
+        (Matmul(64, 256, 515), (32, 2), (272, 272), "copied"),
+        (Matmul(64, 256, 2051), (32, 2), (1040, 528), "copied"),  # two stretches of whole steps
         (Matmul(64, 256, 512, True), (32, 2), (256, 256), "copied"),
         (Matmul(16, 12, 30), (16, 1), (16, 16), "copied"),
     ],
