@@ -34,7 +34,8 @@ def flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    first = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(first.partition(":")[2].split())
 
 
 @functools.cache

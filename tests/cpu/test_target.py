@@ -181,6 +181,7 @@ def test_examples():
         ("rocketlake", "avx2 fma avx512f", "ABSENT", (16, 0, 0)),
         ("sapphirerapids", "avx2 fma avx512f", "ABSENT", (16, 0, 0)),
         ("znver4", "avx2 fma avx512f", "ABSENT", (16, 0, 0)),
+        ("sapphirerapids", "avx2 fma", "ABSENT", (8, 0, 0)),
         ("znver4", "avx2 fma", "ABSENT", (8, 0, 0)),
         ("znver4", "", "ABSENT", (16, 0, 1)),  # not Linux
     ],

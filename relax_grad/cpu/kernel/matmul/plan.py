@@ -272,7 +272,8 @@ class _Division:
     def of(tile: _Tile, *, by_rows: bool, is_stored: bool) -> _Division:
         product, tuning, counts = tile.product, tile.cpu.tuning, (tile.strips, tile.panels)
         largest, copied = _tasks.limits(tuning, tile.size, product.depth, writes_rows=by_rows)
-        if isinstance(product, Tiled):  # their rows of A may take twice the memory
+        if isinstance(product, Tiled):
+            # Their rows of A are read in place over a whole stretch, and may take twice the memory.
             largest = _tasks.fitting(tuning, tile.height, ceil_div(tile.stretch, 2)), largest[1]
         packs_late = is_stored and (is_one(product.batch) or not product.shared_b)
         if not all(isinstance(count, int) for count in counts):

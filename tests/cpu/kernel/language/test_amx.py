@@ -175,3 +175,24 @@ def test_permission(monkeypatch, flags, answer, wanted):
     monkeypatch.setattr(tiles, "flags", lambda: frozenset(flags.split()))
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library)
     assert tiles.permission.__wrapped__() is wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            "processor : 0\nflags\t\t: fpu amx_tile\n\nflags\t\t: fpu amx_tile\n",
+            {"amx_tile", "fpu"},
+        ),
+        ("processor : 0\nFeatures : fp asimd\n", set()),
+        (None, set()),
+    ],
+)
+def test_flags_of_linux(monkeypatch, text, wanted):
+    def read(*_, **__) -> str:
+        if text is None:
+            raise FileNotFoundError
+        return text
+
+    monkeypatch.setattr(tiles.Path, "read_text", read)
+    assert tiles.flags.__wrapped__() == wanted
